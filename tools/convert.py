@@ -229,8 +229,9 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         raise UserError(f"{existing[0]} exists already: choose another --output, or give --overwrite")
     try:
         if source in CONTAINERS and target in CONTAINERS and not options.images:
-            folder = os.path.dirname(output) or os.curdir
-            os.makedirs(folder, exist_ok=True)
+            folder = None if storage.is_remote(output) else os.path.dirname(output) or os.curdir
+            if folder:
+                os.makedirs(folder, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder) as images:
                 return convert(source, target, dataclasses.replace(options, images=images))[0], options.input
         annotations, images_dir = _read(source, options)

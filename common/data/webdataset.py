@@ -193,6 +193,8 @@ def webdataset_reader(
         UserError: there are fewer images than shards.
     """
     check_shards(len(shards.spans), num_shards)
+    if storage.all_remote(shards.files):
+        storage.check_dali()
     jpegs = fn.readers.webdataset(
         paths=list(shards.files),
         index_paths=list(shards.indexes),

@@ -44,14 +44,21 @@ class WebDatasetSource(Source):
         shards: the files, indexes and spans that DALI reads; the images have the order of `annotations`.
         names: the name of each image's sample for messages: `a.tar sample '0001' (image 12)`.
         formats: Pillow's name of a format -> the number of images, the most frequent first.
+        objects: see `Source`.
     """
 
     name = "webdataset"
 
     def __init__(
-        self, shards: Shards, annotations: Annotations, names: Sequence[str], formats: dict[str, int]
+        self,
+        shards: Shards,
+        annotations: Annotations,
+        names: Sequence[str],
+        formats: dict[str, int],
+        objects: Sequence[storage.Stat] = (),
     ) -> None:
         self.shards, self.annotations, self.names, self.formats = shards, annotations, names, formats
+        self.objects = objects
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -75,7 +82,8 @@ def open_shards(
 ) -> WebDatasetSource:
     """Checks tar files, and every annotation and image in them.
 
-    The files are read once, and the result is cached until they change.
+    The files are read once, and the result is cached until they change. Those in a bucket are downloaded
+    for this, but not kept.
 
     Args:
         label_map: the categories of the ids in the shards.
@@ -83,6 +91,7 @@ def open_shards(
     Raises:
         DataError: the files have errors that would make training wrong. The message lists all of them.
     """
+    storage.all_remote(files)  # refuses a mixture
     issues, stats = Issues(name_files(files), policy), storage.stat(files)
     title = "Checking shards" if sum(stat.size for stat in stats.values()) > _SLOW_BYTES else None
     samples: list[Sample] = []
@@ -111,7 +120,8 @@ def open_shards(
     indexes = webdataset.write_indexes(annotations, table, len(numbers))
     formats = collections.Counter(sample.facts.image_format for sample in usable)
     shards = Shards(tuple(files[number] for number in numbers), indexes, table)
-    return WebDatasetSource(shards, annotations, names, dict(formats.most_common()))
+    objects = [stats[path] for path in shards.files if storage.is_remote(path)]
+    return WebDatasetSource(shards, annotations, names, dict(formats.most_common()), objects)
 
 
 def _box_name(names: Sequence[str], annotations: Annotations, row: int) -> str:
