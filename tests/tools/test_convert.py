@@ -426,7 +426,8 @@ def test_convert_command_writes_reproducible_records_and_reports_skipped_images(
     assert "image 25 ('05.jpg')" in line and line.endswith("Left out by --on_bad_image=skip")
 
 
-def test_conversion_to_a_bucket_has_the_same_records_as_one_to_a_disk(drawn, tmp_path, bucket):
+@pytest.mark.parametrize("target", ["tfrecord", "webdataset"])
+def test_conversion_to_a_bucket_has_the_same_files_as_one_to_a_disk(drawn, tmp_path, bucket, target):
     options = {
         "input": drawn / "instances.json",
         "images": drawn / "images",
@@ -434,14 +435,25 @@ def test_conversion_to_a_bucket_has_the_same_records_as_one_to_a_disk(drawn, tmp
         "holdout": 0.25,
     }
     for output in (tmp_path / "t", f"{bucket}/sets/t"):
-        run("coco", "tfrecord", **options, output=output)
+        run("coco", target, **options, output=output)
     names = [path.removeprefix(f"{bucket}/sets/") for path in storage.match(f"{bucket}/**")]
     assert names == sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".idx")
     assert all(storage.read(f"{bucket}/sets/{name}") == (tmp_path / name).read_bytes() for name in names)
-    message = refused("coco", "tfrecord", **options, output=f"{bucket}/sets/t")
+    message = refused("coco", target, **options, output=f"{bucket}/sets/t")
     assert message.startswith(f"{bucket}/sets/t_train.label_map.json exists already: ")
-    run("tfrecord", "coco", input=f"{bucket}/sets/t_val-*", output=tmp_path / "back.json")
+    run(target, "coco", input=f"{bucket}/sets/t_val-*", output=tmp_path / "back.json")
     assert load_coco(tmp_path / "back.json", tmp_path / "images").num_images == 3
+
+
+def test_shards_in_a_bucket_are_converted_to_records_in_a_bucket_without_files_on_the_disk(
+    drawn, tmp_path, bucket, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    options = {"input": drawn / "instances.json", "images": drawn / "images"}
+    run("coco", "webdataset", **options, output=f"{bucket}/s/t")
+    run("webdataset", "tfrecord", input=f"{bucket}/s/t-*.tar", output=f"{bucket}/r/t")
+    assert open_tfrecords(f"{bucket}/r/t-*").size == 12
+    assert not list(tmp_path.iterdir())
 
 
 def test_conversion_to_a_bucket_that_fails_leaves_no_label_map(drawn, bucket, monkeypatch):
