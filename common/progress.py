@@ -77,7 +77,7 @@ def import_tensorflow() -> None:
     """Imports DALI and TensorFlow, and hides the lines that TensorFlow's C++ code prints.
 
     The lines are shown if the import fails, if TensorFlow finds no NVIDIA GPU, or with --verbosity=1.
-    DALI comes first, see `storage.check_import_order`.
+    DALI comes first, see `storage.check_dali`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if logging.get_verbosity() >= logging.DEBUG or "tensorflow" in sys.modules:

@@ -372,7 +372,7 @@ def check_labels(label_map: LabelMap, source: Source) -> None:
 
 
 def check_sizes(source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-    """Logs images with too many boxes.
+    """Logs images with too many boxes, and if there are fewer record files or shards than replicas.
 
     Raises:
         DataError: the data set has fewer images than the replicas need for one batch each.
@@ -388,6 +388,9 @@ def check_sizes(source: Source, batch_size: int, num_replicas: int, max_instance
         np.flatnonzero(counts > max_instances),
         lambda i: f"{annotations.image_name(i)} has {counts[i]}, of which {max_instances} are kept",
     )
+    container = getattr(source, "records", None) or getattr(source, "shards", None)
+    if container and len(container.files) < num_replicas:
+        issues.add("few-files", f"{len(container.files)} files, {num_replicas} ranks")
     log_issues(issues.origin, issues)
 
 

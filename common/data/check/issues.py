@@ -161,6 +161,10 @@ _WARNINGS = {
         "COCO's metrics count 100 detections of them, which limits recall and AP",
     ),
     "too-many-boxes": ("image with more boxes than max_instances", "its largest boxes are kept for training"),
+    "few-files": (
+        "fewer record files than ranks",
+        "ranks read the same parts of a file in all epochs: convert with a larger --num_shards",
+    ),
     "repeated-file": ("file that several images name", "it is read once for each image"),
     "image-unchecked": ("image file that was not checked", "--check=all checks it"),
     "exif-turn": ("image with an EXIF orientation", "the tag is ignored: boxes refer to the stored pixels"),

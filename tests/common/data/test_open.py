@@ -13,6 +13,7 @@ from common.data.check.issues import DataError, Issues
 from common.data.check.tfrecord import TFRecordSource
 from common.data.labels import LabelMap
 from common.data.open import (
+    check_sizes,
     list_images,
     log_source,
     open_data,
@@ -418,3 +419,17 @@ def test_coco_pixels_is_refused_for_records_and_does_not_change_their_check(copi
     assert "--coco_pixels=turned has no effect" in refusal(open_evaluation, EvalArgs(**flags), CATEGORIES)
     policy = ImagePolicy(coco_pixels="turned")
     assert open_source(file_pattern=copied_records, policy=policy).size == 12
+
+
+@pytest.mark.parametrize("writer", [write_tfrecords, write_shards])
+def test_fewer_record_files_or_shards_than_ranks_are_a_warning(drawn, tmp_path, writer, capsys):
+    annotations = load_coco(drawn / "instances.json", drawn / "images")
+    writer(annotations, drawn / "images", tmp_path / "t", num_shards=3)
+    annotations.label_map.save(tmp_path / "t.label_map.json")
+    source = open_source(file_pattern=f"{tmp_path}/t-*-of-*")
+    options = {"batch_size": 1, "max_instances": 100}
+    capsys.readouterr()
+    check_sizes(source, num_replicas=3, **options)
+    assert capsys.readouterr().err == ""
+    check_sizes(source, num_replicas=4, **options)
+    assert "fewer record files than ranks: 3 files, 4 ranks. " in capsys.readouterr().err
