@@ -115,7 +115,7 @@ def read_coco(config: Config, order: dict):
     document["images"] = [image | {"id": row} for row, image in enumerate(document["images"])]
     document["annotations"] = [
         {"image_id": row, "category_id": label_of[entry["category_id"]], "bbox": box}
-        for row, entry, box in zip(rows, objects, boxes_px.tolist(), strict=True)
+        for row, entry, box in zip(rows, objects, np.float32(boxes_px).tolist(), strict=True)
     ]
     path = tempfile.mkdtemp(dir=SCRATCH.name) + "/clean.json"
     pathlib.Path(path).write_text(json.dumps(document))
