@@ -166,11 +166,12 @@ code=$?
 wait $! || code=$?
 exit $code
 """
+# One call writes the whole line: the ranks share a pipe, and print could mix the words of their lines.
 PRINT_RANK = """
-import sys
+import os, sys
 import horovod.tensorflow as hvd
 hvd.init()
-print("rank", hvd.rank(), "of", hvd.size(), "local", hvd.local_rank(), sys.argv[1:], flush=True)
+os.write(1, f"rank {hvd.rank()} of {hvd.size()} local {hvd.local_rank()} {sys.argv[1:]}\\n".encode())
 hvd.shutdown()
 sys.exit(75)
 """
