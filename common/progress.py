@@ -80,6 +80,8 @@ def import_tensorflow() -> None:
     DALI comes first, see `storage.check_dali`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # TensorFlow itself uses oneDNN only on CPUs with AVX-512 VNNI or AMX, but it is faster on all x86 CPUs.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     if logging.get_verbosity() >= logging.DEBUG or "tensorflow" in sys.modules:
         return
     show_until_next("importing TensorFlow")

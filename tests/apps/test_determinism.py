@@ -30,8 +30,9 @@ UPDATES = 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("app_name", MODELS)
-def test_training_steps_repeated_or_in_another_process_give_equal_bits(app_name):
+@pytest.mark.parametrize(("app_name", "onednn"), [("efficientdet", "1"), ("yolov4", "1"), ("yolov4", "0")])
+def test_training_steps_repeated_or_in_another_process_give_equal_bits(app_name, onednn, monkeypatch):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", onednn)
     command = [sys.executable, "-m", "tests.apps.test_determinism", app_name]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
     outputs = [process.communicate()[0] for process in processes]

@@ -108,6 +108,17 @@ def test_failed_import_of_tensorflow_shows_its_messages(tmp_path):
     assert process.stderr.startswith("captured\n") and "ImportError" in process.stderr
 
 
+@pytest.mark.parametrize(("variables", "value"), [({}, "1"), ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "0")])
+def test_import_of_tensorflow_turns_onednn_on_unless_the_environment_turns_it_off(variables, value, tmp_path):
+    code = "import os; raise ImportError('oneDNN: ' + os.environ['TF_ENABLE_ONEDNN_OPTS'])"
+    (tmp_path / "tensorflow.py").write_text(code)
+    env = {name: setting for name, setting in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}
+    env |= {"PYTHONPATH": f"{tmp_path}:{ROOT}", **variables}
+    command = [sys.executable, "-c", IMPORT_TENSORFLOW]
+    process = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert process.stderr.endswith(f"ImportError: oneDNN: {value}\n")
+
+
 SHOW_BAR = (
     "from common.progress import Bar; b = Bar('epoch 1/2', 3); [b.step({'loss': 0.5}) for _ in range(3)]"
 )
