@@ -1,7 +1,8 @@
-r"""Converts a data set of another format to COCO json, TFRecords or WebDataset.
+r"""Converts a data set or detections to another format.
 
-It reads Pascal VOC, YOLO txt, CVAT's xml, labelme's json, csv files of boxes, COCO json, TFRecords and
-WebDataset.
+It reads Pascal VOC, YOLO txt, CVAT's xml, labelme's json, csv files of boxes, COCO json, TFRecords,
+WebDataset and the detections of infer.py. It writes COCO json, TFRecords, WebDataset, YOLO txt, Pascal VOC
+and CVAT's xml.
 
     python tools/convert.py --from=voc --to=coco --input=VOCdevkit/VOC2012 --split=train \
         --output=voc/instances_train.json
@@ -19,11 +20,13 @@ WebDataset.
         --output=my/instances.json
     python tools/convert.py --from=coco --to=coco --input=my/instances.json --images=my/images \
         --output=my/small/instances.json --max_side=1024 --holdout=0.2
+    python tools/convert.py --from=detections --to=cvat --input=found/detections.json --images=photos \
+        --score_threshold=0.4 --output=corrections
 
 The command lists all errors in the input before it writes anything. The modules in tools/conversion/
 describe the conversion of ids, difficult objects, polygons and rotated boxes. --to=coco does not copy
 image files. If the input is TFRecords or WebDataset, it writes their images into the directory `images` next
-to --output.
+to --output. --to=yolo, --to=voc and --to=cvat write a directory with the labels and a copy of the images.
 
 --max_side=N scales larger images down. With --to=tfrecord and --to=webdataset, the output contains the scaled
 images. With --to=coco, all images are written into the directory `images_N` next to the json. Images from
@@ -70,6 +73,8 @@ from tools.conversion.coco_writer import (
 )
 from tools.conversion.csv_boxes import read_csv
 from tools.conversion.cvat import read_cvat
+from tools.conversion.detections import read_detections
+from tools.conversion.label_writer import write_labels
 from tools.conversion.labelme import read_labelme
 from tools.conversion.shrinking import shrink_annotations, shrink_image, write_shrunk
 from tools.conversion.voc import read_voc
@@ -85,6 +90,7 @@ INPUT_FLAGS: dict[str, tuple[str, ...]] = {
     "coco": ("images", "coco_pixels"),
     "tfrecord": ("images", "label_map"),
     "webdataset": ("images", "label_map"),
+    "detections": ("images", "image_info", "score_threshold"),
 }
 READERS: dict[str, Callable[..., tuple[Annotations, str]]] = {
     "voc": read_voc,
@@ -92,14 +98,20 @@ READERS: dict[str, Callable[..., tuple[Annotations, str]]] = {
     "cvat": read_cvat,
     "labelme": read_labelme,
     "csv": read_csv,
+    "detections": read_detections,
 }
 # Flags -> the arguments of these functions with other names.
 _ARGUMENTS = {"images": "images_dir", "label_map": "label_map_file", "names": "names_file"}
+_OF_FILES = ("max_side", "holdout", "overwrite")  # flags of formats whose --output is not a directory
 OUTPUT_FLAGS: dict[str, tuple[str, ...]] = {
-    "coco": (),
-    "tfrecord": ("num_shards", "seed"),
-    "webdataset": ("num_shards", "seed"),
+    "coco": _OF_FILES,
+    "tfrecord": (*_OF_FILES, "num_shards", "seed"),
+    "webdataset": (*_OF_FILES, "num_shards", "seed"),
+    "yolo": (),
+    "voc": ("voc_pixels",),
+    "cvat": (),
 }
+DIRECTORIES = ("yolo", "voc", "cvat")  # formats of which --output is a directory
 CONTAINERS = {"tfrecord": ".tfrecord", "webdataset": ".tar"}  # formats whose files contain the images
 
 
@@ -111,11 +123,13 @@ class Options:
         None,
         "voc: directory with Annotations/ and JPEGImages/, or directory of xml files. yolo: directory with "
         "images/ and labels/, a data.yaml, or a list of images. cvat: xml file. labelme: directory of json "
-        "files. csv: csv file. coco: json file. tfrecord, webdataset: glob of files.",
+        "files. csv: csv file. coco: json file. tfrecord, webdataset: glob of files. detections: "
+        "detections.json.",
     )
     output: str = flag(
         None,
-        "coco: json to write. tfrecord, webdataset: prefix of the files to write, or s3://BUCKET/PREFIX.",
+        "coco: json to write. tfrecord, webdataset: prefix of the files to write, or s3://BUCKET/PREFIX. "
+        "yolo, voc, cvat: empty or new directory for labels and images.",
     )
     images: str | None = flag(
         None,
@@ -127,7 +141,12 @@ class Options:
         "voc: list of the images to convert, either NAME for ImageSets/Main/NAME.txt or the path of a file. "
         "yolo: name of a split, such as train or val.",
     )
-    label_map: str | None = flag(None, "All but coco: json or .pbtxt file of the categories.")
+    label_map: str | None = flag(None, "All but coco and detections: json or .pbtxt file of the categories.")
+    image_info: str | None = flag(
+        None,
+        "detections: json with COCO's `images` and `categories`. Default: image_info.json next to --input.",
+    )
+    score_threshold: float = flag(0.3, "detections: minimum score.", low=0.0, high=1.0)
     names: str | None = flag(
         None,
         "yolo: file with one class name per line, or a data.yaml. csv: class-descriptions-boxable.csv of "
@@ -207,29 +226,10 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
             "there is nothing to convert; coco to coco needs --max_side, --holdout or --coco_pixels=turned"
         )
         raise UserError(f"--from={source} --to={target}: {message}")
-    if target == "coco":
-        storage.refuse_remote("--output", output, "give a path on a disk, and copy the json to the bucket")
-    storage.refuse_remote("--images", options.images, "give a directory on a disk")
-    ending = f"without {CONTAINERS[target]}" if target in CONTAINERS else "that ends in .json"
-    if output.endswith("/") or (target == "coco" and os.path.isdir(output)):
-        raise UserError(f"--output={output} is a directory: add a file name {ending}")
-    outputs = [output]
-    if holdout is not None:
-        if not 0 < holdout < 1:
-            raise UserError(f"--holdout={holdout}: give a fraction above 0 and below 1, such as 0.2")
-        stem, suffix = os.path.splitext(output) if target == "coco" else (output, "")
-        outputs = [f"{stem}_train{suffix}", f"{stem}_val{suffix}"]
-    endings: tuple[str, ...] = ("",)
-    if target in CONTAINERS:
-        endings = (".label_map.json", f"-[0-9]*-of-[0-9]*{CONTAINERS[target]}")
-    existing = [
-        path for name in outputs for end in endings for path in storage.match(glob.escape(name) + end)
-    ]
-    if existing and not options.overwrite:
-        raise UserError(f"{existing[0]} exists already: choose another --output, or give --overwrite")
+    outputs = _outputs(target, options)
     try:
-        if source in CONTAINERS and target in CONTAINERS and not options.images:
-            folder = None if storage.is_remote(output) else os.path.dirname(output) or os.curdir
+        if source in CONTAINERS and target != "coco" and not options.images:
+            folder = None if storage.is_remote(output) else os.path.dirname(output.rstrip("/")) or os.curdir
             if folder:
                 os.makedirs(folder, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder) as images:
@@ -250,6 +250,8 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
                     log(f"{name}: {count} masks (RLE) are left out, because --max_side cannot scale them")
             elif target == "coco":
                 write_coco(part, name)
+            elif target in DIRECTORIES:
+                write_labels(target, part, images_dir, name, voc_pixels=options.voc_pixels)
             else:
                 import_tensorflow()
                 from tools.conversion.coco_to_tfrecord import write_tfrecords
@@ -263,6 +265,36 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
     except OSError as error:
         raise UserError(f"{error.filename or output}: {error.strerror or error}") from error
     return part_of, images_dir
+
+
+def _outputs(target: str, options: Options) -> list[str]:
+    """Returns the outputs: --output, or two for --holdout. Raises UserError if one cannot be written."""
+    output, holdout = options.output, options.holdout
+    storage.refuse_remote("--images", options.images, "give a directory on a disk")
+    if target not in CONTAINERS:
+        storage.refuse_remote("--output", output, "give a path on a disk, and copy the result to the bucket")
+    if target in DIRECTORIES:
+        if os.path.exists(output) and (not os.path.isdir(output) or os.listdir(output)):
+            raise UserError(f"--output={output} exists already: give an empty or a new directory")
+        return [output]
+    ending = f"without {CONTAINERS[target]}" if target in CONTAINERS else "that ends in .json"
+    if output.endswith("/") or (target == "coco" and os.path.isdir(output)):
+        raise UserError(f"--output={output} is a directory: add a file name {ending}")
+    outputs = [output]
+    if holdout is not None:
+        if not 0 < holdout < 1:
+            raise UserError(f"--holdout={holdout}: give a fraction above 0 and below 1, such as 0.2")
+        stem, suffix = os.path.splitext(output) if target == "coco" else (output, "")
+        outputs = [f"{stem}_train{suffix}", f"{stem}_val{suffix}"]
+    endings: tuple[str, ...] = ("",)
+    if target in CONTAINERS:
+        endings = (".label_map.json", f"-[0-9]*-of-[0-9]*{CONTAINERS[target]}")
+    existing = [
+        path for name in outputs for end in endings for path in storage.match(glob.escape(name) + end)
+    ]
+    if existing and not options.overwrite:
+        raise UserError(f"{existing[0]} exists already: choose another --output, or give --overwrite")
+    return outputs
 
 
 def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotations]:
@@ -325,7 +357,9 @@ def main() -> None:
     log_issues(annotations.origin, annotations.issues)
     for output, part in parts.items():
         print(part.summary())
-        if target in CONTAINERS:
+        if target in DIRECTORIES:
+            print(f"{target}: {output}, with a copy of the images in {images_dir}")
+        elif target in CONTAINERS:
             files = f"{output}-*-of-{options.num_shards:05d}{CONTAINERS[target]}"
             print(f"{target}: {files}; images from {images_dir}")
         else:

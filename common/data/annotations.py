@@ -20,6 +20,7 @@ from common.data.labels import LabelMap
 NONE = -1  # marks a missing id or row
 # Detections that COCO's metrics count per image and category (cocoeval.py: setDetParams and evaluateImg).
 MAX_DETECTIONS = 100
+IMAGE_INFO = "image_info.json"  # infer.py writes COCO's `images` and `categories` next to detections.json
 ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
 
 
@@ -203,9 +204,16 @@ class Annotations:
         return dataclasses.replace(self, **{name: getattr(self, name)[is_selected] for name in of_boxes})
 
 
-def without_objects(file_names: Sequence[str], origin: str) -> Annotations:
-    """Returns annotations without boxes. Image sizes are 0, and image ids are 0, 1, 2, ..."""
-    images = [CocoImage(i, name, 0, 0) for i, name in enumerate(file_names)]
+def without_objects(
+    file_names: Sequence[str], origin: str, sizes: Iterable[tuple[int, int]] | None = None
+) -> Annotations:
+    """Returns annotations without boxes. Image ids are 0, 1, 2, ...
+
+    Args:
+        sizes: (height, width) of each image in pixels; default: 0, 0.
+    """
+    rows = zip(file_names, sizes or [(0, 0)] * len(file_names), strict=True)
+    images = [CocoImage(i, name, width, height) for i, (name, (height, width)) in enumerate(rows)]
     return to_annotations(images, table_of([]), np.zeros(0, np.int64), LabelMap((), ()), origin)
 
 

@@ -296,12 +296,12 @@ def open_images(images: str, policy: ImagePolicy = ImagePolicy(), flag: str = "-
     facts = inspect_files(os.curdir, files, policy)
     misnamed = ImageFacts(fault="image-unreadable", detail="DALI needs a file name in UTF-8")
     pairs = [(file, fact if is_text(file) else misnamed) for file, fact in zip(files, facts, strict=True)]
-    usable = [file for file, fact in pairs if not add_fault(fact, repr(file), issues)]
+    usable = {file: fact for file, fact in pairs if not add_fault(fact, repr(file), issues)}
     if not usable and not issues.stopping:
         issues.add("no-images", f"none of the {len(facts)} images can be read")
     issues.raise_if_stopping()
     log_issues(issues.origin, issues)
-    return ImageListSource(usable)
+    return ImageListSource([*usable], [(fact.height, fact.width) for fact in usable.values()])
 
 
 def list_images(images: str, issues: Issues) -> tuple[str, ...]:

@@ -111,12 +111,16 @@ class CocoSource(Source):
 
 
 class ImageListSource(Source):
-    """Image files without annotations; image ids are positions in `files`."""
+    """Image files without annotations; image ids are positions in `files`.
+
+    Args:
+        sizes: (height, width) of each image in pixels; default: unknown.
+    """
 
     name = "images"
 
-    def __init__(self, files: Sequence[str]) -> None:
-        self.files, self.annotations = files, without_objects(files, "images")
+    def __init__(self, files: Sequence[str], sizes: Sequence[tuple[int, int]] | None = None) -> None:
+        self.files, self.annotations = files, without_objects(files, "images", sizes)
 
     def image_name(self, row: int) -> str:
         return repr(self.files[row])

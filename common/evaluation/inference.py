@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 
 from common.args import VIDEO_SUFFIXES, ImagePolicy, InferArgs
+from common.data.annotations import IMAGE_INFO, records
 from common.data.check.coco import load_coco
 from common.data.labels import LabelMap
 from common.data.open import log_issues, open_images
 from common.data.sources import ImageListSource, Source
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, video
-from common.files import make_output_directory, user_errors, write_file
+from common.files import make_output_directory, user_errors, write_bytes, write_file
 from common.progress import Bar, log
 
 SHEET = "contact_sheet"
@@ -67,6 +68,8 @@ class InferenceJob:
         directories = {pathlib.Path(file).resolve().parent for file in self.source.files}
         if a.draw and output.resolve() in directories:
             raise UserError(f"--output_dir={output} has the input files: choose another directory")
+        if a.image_info and pathlib.Path(a.image_info).resolve() == (output / IMAGE_INFO).resolve():
+            raise UserError(f"--image_info={a.image_info} would be overwritten: choose another --output_dir")
         self._directory = make_output_directory(output)
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
@@ -86,13 +89,14 @@ class InferenceJob:
             image_ids = look_up(source.files, known, f"--image_info={a.image_info}")
         else:
             image_ids = range(len(names))
-        rows = [row for row in zip(image_ids, names, source.files, strict=True) if row[0] is not None]
+        listed = [row for row, image_id in enumerate(image_ids) if image_id is not None]
         images: dict[Any, dict[str, Any]] = {}
-        for image_id, name, _ in rows:
+        for image_id, name in ((image_ids[row], names[row]) for row in listed):
             if image_id in images:
                 raise UserError(f"{images[image_id]['file_name']!r} and {name!r} both have the id {image_id}")
             images[image_id] = {"image_id": image_id, "file_name": name}
-        return ImageListSource([file for *_, file in rows]), list(images.values())
+        sizes = source.annotations.image_sizes[listed].tolist()
+        return ImageListSource([source.files[row] for row in listed], sizes), list(images.values())
 
     def check_categories(self, label_map: LabelMap) -> None:
         """Compares the categories of --annotations and --image_info with those of the weights.
@@ -119,11 +123,21 @@ class InferenceJob:
         results = [result | self._images[result["image_id"]] for result in detections]
         with user_errors(f"--output_dir={self._directory}"):
             coco_metrics.write_detections(results, self._directory / "detections.json")
+            if not self._is_video:
+                self._write_image_info(label_map)
             if self._a.draw:
                 self._save_pictures(self._draw(results, label_map))
         images = "frames" if self._is_video else "images"
         print(f"{len(results)} detections in {len(self._images)} {images}: see {self._directory}")
         return results
+
+    def _write_image_info(self, label_map: LabelMap) -> None:
+        """Writes image_info.json: COCO's `images`, those without detections too, and `categories`."""
+        ids, names = ([image[key] for image in self._images] for key in ("image_id", "file_name"))
+        sizes = self.source.annotations.image_sizes.T
+        images = records("id file_name height width", np.array(ids), np.array(names, object), *sizes)
+        document = {"images": images, "categories": label_map.categories()}
+        write_bytes(self._directory / IMAGE_INFO, msgspec.json.encode(document) + b"\n")
 
     def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
         """Yields images with their detections. With --annotations, the ground truth is drawn on the left."""

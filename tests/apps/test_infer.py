@@ -52,7 +52,12 @@ def test_detections_have_the_ids_of_image_info_and_are_read_by_pycocotools(infer
     (tmp_path / "info.json").write_text(json.dumps(document))
     flags = [f"--image_info={tmp_path}/info.json", "--batch_size=2", "--nodraw"]
     results = infer(f"{drawn}/images", *flags, "--score_threshold=0")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["detections.json"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"detections.json", "image_info.json"}
+    listed = read(tmp_path / "out" / "image_info.json")
+    assert listed["categories"] == sorted(document["categories"], key=lambda category: category["id"])
+    keys = ("id", "file_name", "height", "width")
+    images = [{key: image[key] for key in keys} for image in document["images"]]
+    assert listed["images"] == sorted(images, key=lambda image: image["file_name"])
     assert re.search(r"^11 images in \d+\.\d s, compiling included", capsys.readouterr().out, re.MULTILINE)
     names = {image["id"]: image["file_name"] for image in document["images"]}
     assert results

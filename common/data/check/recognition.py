@@ -89,8 +89,9 @@ FORMATS = (
     # cocodataset.org, format-results
     Format(
         "a list of detections (COCO results), not annotations",
-        "",
-        "give the json that has `images`, `annotations` and `categories`",
+        "detections",
+        "give the json that has `images`, `annotations` and `categories`, or "
+        + _CONVERT.format("detections", "PATH --images=IMAGES"),
         rb'\s*\[\s*\{(?=[^{}]*"image_id"\s*:)(?=[^{}]*"category_id"\s*:)',
     ),
     # gitlab.com/vgg/via via-2.x.y/via.js, pack_via_metadata and project_save_with_confirm

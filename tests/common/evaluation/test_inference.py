@@ -46,7 +46,8 @@ def test_inference_output_in_the_input_directory_is_refused_only_if_boxes_are_dr
     times = {path: path.stat().st_mtime_ns for path in images.iterdir()}
     (result,) = job(images, images, draw=False).write(DETECTIONS, LABELS)
     assert result["category_id"] == 17
-    (images / "detections.json").unlink()
+    for name in ("detections.json", "image_info.json"):
+        (images / name).unlink()
     assert {path: path.stat().st_mtime_ns for path in images.iterdir()} == times
 
 
@@ -77,6 +78,12 @@ def test_two_input_images_with_the_same_image_id_are_refused(images):
     listed = [{"id": 7, "file_name": name} for name in ("007.jpg", "7.jpg")]
     with pytest.raises(UserError, match=r"'007\.jpg' and '7\.jpg' both have the id 7"):
         job(images, images / "out", draw=False, image_info=image_info(images, listed))
+
+
+def test_inference_does_not_overwrite_the_image_info_that_it_reads(images, tmp_path):
+    path = image_info(tmp_path, [{"id": 7, "file_name": "7.jpg"}])
+    message = refusal(job, images, tmp_path, draw=False, image_info=path)
+    assert message == f"--image_info={path} would be overwritten: choose another --output_dir"
 
 
 REFUSED = {

@@ -295,10 +295,22 @@ def write_via_csv(directory):
 
 
 def write_coco_results(directory):
-    """cocodataset.org, format-results, as pycocotools' loadRes reads it."""
-    detection = {"image_id": 1, "category_id": 1, "bbox": [3.0, 4.0, 7.0, 8.0], "score": 0.91}
-    write_file(directory, "detections_val_results.json", json.dumps([detection]))
-    return directory / "detections_val_results.json"
+    """cocodataset.org, format-results, as pycocotools' loadRes reads it; and image_info.json of infer.py.
+
+    The ids of images are 1 and 2, those of categories 5 and 7. The first image also has a dog of score 0.2.
+    """
+    write_images(directory)
+    names = {"dog": 5, "cat": 7}
+    images, detections = [], []
+    for image_id, (name, label, (left, top, right, bottom)) in enumerate(OBJECTS, 1):
+        images.append({"id": image_id, "file_name": name, "height": 20, "width": 40})
+        detection = {"image_id": image_id, "category_id": names[label], "score": 0.91}
+        detections.append(detection | {"bbox": [left, top, right - left, bottom - top]})
+    detections.append({"image_id": 1, "category_id": 5, "bbox": [1, 1, 9.5, 9], "score": 0.2})
+    categories = [{"id": category_id, "name": name} for name, category_id in names.items()]
+    write_file(directory, "image_info.json", json.dumps({"images": images, "categories": categories}))
+    write_file(directory, "detections.json", json.dumps(detections))
+    return directory / "detections.json"
 
 
 def write_webdataset(directory):

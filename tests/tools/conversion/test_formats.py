@@ -53,6 +53,7 @@ COMMANDS = {
     "OpenImages' csv": exports.write_openimages,
     "Keras-RetinaNet's csv, without names of columns": exports.write_retinanet_csv,
     "Another csv with a box in each line": write_own_csv,
+    "COCO results (a list of detections)": exports.write_coco_results,
 }
 # Other rows -> the function that writes the file, and words of the row that the message repeats.
 MESSAGES = {
@@ -64,7 +65,6 @@ MESSAGES = {
     "CreateML's json": (exports.write_createml, "onvert it with panlabel"),
     "Labelbox's ndjson": (exports.write_labelbox, "onvert it with panlabel"),
     "Supervisely's json": (exports.write_supervisely, "Export to COCO"),
-    "COCO results (a list of detections)": (exports.write_coco_results, "json"),
     "WebDataset (tar)": (exports.write_webdataset, "tar -xf"),
     "An archive (zip, 7z, rar)": (exports.write_zip, "npack it"),
 }
@@ -99,7 +99,7 @@ def test_command_of_the_table_of_formats_converts_boxes_and_names(tmp_path, name
 def test_command_of_another_format_names_the_right_one(tmp_path, name):
     path = COMMANDS[name](tmp_path)
     (source,) = re.findall(r"--from=(\w+)", ROWS[name])
-    for other in {"voc", "yolo", "cvat", "labelme", "csv", "coco"} - {source}:
+    for other in {"voc", "yolo", "cvat", "labelme", "csv", "coco", "detections"} - {source}:
         options = options_of(input=path, images=tmp_path, output=tmp_path / "out.json")
         message = refusal(convert, other, "coco", options)
         assert f"--from={other}, but " in message and f"run tools/convert.py --from={source} " in message
