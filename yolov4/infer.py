@@ -33,8 +33,6 @@ from common import args, errors
 from common.args import InferArgs
 from common.progress import import_tensorflow
 
-PICTURE_NMS_IOU = 0.45  # AlexeyAB/darknet src/detector.c, test_detector
-
 define_flags = functools.partial(args.define, args_class=InferArgs)
 
 if __name__ == "__main__":  # check the flags first, because the imports below take seconds
@@ -48,7 +46,7 @@ from common.evaluation.detectors import open_detector
 from common.evaluation.evaluate import predict
 from common.evaluation.inference import InferenceJob
 from yolov4.loaders import make_loader
-from yolov4.predict import APP
+from yolov4.predict import APP, PICTURE_NMS_IOU
 
 
 def infer(a: InferArgs) -> list[dict[str, Any]]:

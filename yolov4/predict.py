@@ -17,5 +17,6 @@ APP = trained.App(
     stddev_rgb=(255.0, 255.0, 255.0),
     converter="python yolov4/darknet_weights.py",
 )
+PICTURE_NMS_IOU = 0.45  # of infer.py and detector.py; AlexeyAB/darknet src/detector.c, test_detector
 make_detect, make_halves, to_pixels = APP.make_detect, APP.make_halves, APP.to_pixels
 load_trained = APP.load

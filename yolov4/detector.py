@@ -1,0 +1,41 @@
+"""Detects objects from Python with a trained YOLOv4.
+
+    from yolov4 import detector
+
+    detect = detector.load("runs/mine")
+    for boxes_px, scores, class_names in detect(["a.jpg", "b.jpg"]):
+        ...
+
+NMS has an IoU threshold of 0.45, as in infer.py.
+"""
+
+import os
+
+from common.distributed.start import share_gpu_memory
+from common.evaluation.detectors import open_detector
+from common.evaluation.image_detector import BATCH_SIZE, ImageDetector
+from yolov4.loaders import make_loader
+from yolov4.predict import APP, PICTURE_NMS_IOU
+
+
+def load(
+    weights: str | os.PathLike,
+    *,
+    image_size: str | None = None,
+    hparams: str | None = None,
+    batch_size: int = BATCH_SIZE,
+) -> ImageDetector:
+    """Opens a detector. The arguments are those of infer.py's flags.
+
+    Args:
+        weights: a run directory, a `.weights.h5` file or an exported file.
+        image_size: N or HxW, to run the model at another size.
+        hparams: settings of detection, such as "nms_iou=0.5".
+        batch_size: images that the network gets at once.
+
+    Raises:
+        UserError: the file is missing, damaged or of another app, or an argument cannot be used.
+    """
+    share_gpu_memory()
+    detector = open_detector(APP, os.fspath(weights), image_size, hparams, nms_iou=PICTURE_NMS_IOU)
+    return ImageDetector(detector, make_loader, batch_size)
