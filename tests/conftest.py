@@ -24,6 +24,8 @@ import PIL.Image
 import PIL.ImageDraw
 import pytest
 
+from tests.object_store import Faults
+
 # Before TensorFlow is imported; as in progress.import_tensorflow.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -181,16 +183,13 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session")
 def store() -> Iterator[str]:
-    """The address of an object store on this machine: moto's server, without content."""
+    """The address of an object store on this machine, without content."""
     pytest.importorskip("moto")
-    code = "import sys, threading; from moto.server import main; " + (
-        "threading.Thread(target=main, args=(sys.argv[1:],), daemon=True).start(); sys.stdin.read()"
-    )  # ends with this process, even if that crashes
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", code, "--host=127.0.0.1", f"--port={port}"]
+    command = [sys.executable, "-m", "tests.object_store", str(port)]
     null = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null) as server:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null, cwd=ROOT) as server:
         for _ in range(600):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
@@ -219,3 +218,11 @@ def bucket(store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     storage.forget_client()
     yield f"s3://{name}"
     storage.forget_client()
+
+
+@pytest.fixture
+def faults(store: str) -> Iterator[Faults]:
+    """Makes `store` answer with faults, until the test ends."""
+    faults = Faults(store)
+    yield faults
+    faults.clear()

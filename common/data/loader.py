@@ -120,7 +120,12 @@ class BaseLoader:
 
         TensorFlow copies int32 arguments of a compiled function from the GPU to the host, but not int64
         (tensorflow/core/common_runtime/eager/execute.cc GetDeviceForInput).
+
+        Raises:
+            UserError: the data are in a bucket, and have changed, or the store does not answer.
         """
+        if self.source:  # if DALI's plugin finds no store, it aborts the process
+            self.source.check_unchanged(strict=True)
         with tf.device(tensorflow_device(self.device_id)):
             batches = iter(self.dataset())
             if self.pipeline_type == "synthetic" and self.device_id is not None:  # copy and convert only once

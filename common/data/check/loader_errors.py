@@ -5,13 +5,20 @@ import math
 import re
 
 from common.args import ImagePolicy
+from common.data import storage
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import DECODERS, add_fault, in_threads, inspect
 from common.data.check.issues import DataError, Issues
 from common.data.sources import Source
+from common.data.storage import Stat, StoreError
 from common.errors import UserError, tell
 
 _TENSORFLOW_FORMATS = ("JPEG", "PNG")
+_REQUESTS = 16  # at once
+# DALI 2.4 repeats a request after an error or an incomplete answer, but does not empty its buffer before
+# (read_object_contents in dali/util/s3_filesystem.cc). So the repetition fails, too, with one of these lines.
+_UNKNOWN = ("Current pipeline", "Failed to flush response stream", "SlowDown")
+_ANSWER = "the store was busy, or cut an answer off; DALI cannot repeat such a request"
 
 
 def explain(error: Exception, source: Source | None, pipeline_type: str) -> UserError:
@@ -58,10 +65,24 @@ def _problem_of_store(text: str, source: Source, pipeline_type: str) -> UserErro
     if match := re.search("StoreError: (.*)", text):  # of storage.py, in a loader of TensorFlow
         return UserError(match[1])
     if match := re.search(r"`nvidia\.dali\.fn\.readers\..*?encountered:[\s:]*([^\n]*)", text, re.DOTALL):
+        for begin in range(0, len(source.objects), _REQUESTS):
+            for problem in in_threads(_refusal, source.objects[begin : begin + _REQUESTS], _REQUESTS):
+                if problem:
+                    return problem
+        timeout = re.search(r"curlCode: \d+, ([^\n;]*)", text)
+        reason = timeout[1] if timeout else _ANSWER if match[1].startswith(_UNKNOWN) else match[1].rstrip(":")
         folder = source.objects[0].path.rpartition("/")[0]
-        reason = match[1] if "Current pipeline" not in match[1] else "it gives no reason"
-        advice = "The objects have not changed: run the same command again"
+        advice = "Now all objects can be read: run the same command again, which resumes the run"
         return UserError(f"the loader ({pipeline_type}) could not read from {folder}: {reason}. {advice}")
+    return None
+
+
+def _refusal(stored: Stat) -> UserError | None:
+    """Returns the error of a request for one byte of an object; None if the store answers."""
+    try:
+        storage.read(stored.path, 0, 1)
+    except StoreError as error:
+        return error
     return None
 
 

@@ -176,23 +176,49 @@ def test_object_that_fails_during_training_is_named(remote, tmp_path, monkeypatc
         assert message.endswith("127.0.0.1:9 cannot be reached: check the network and AWS_ENDPOINT_URL")
 
 
-def test_failed_request_of_dali_to_a_store_whose_objects_are_unchanged_says_to_start_again(remote):
-    reason = "curlCode: 28, Timeout was reached"
-    lines = [
-        "Error in CPU operator `nvidia.dali.fn.readers.tfrecord`,",
-        "which was used in the pipeline definition with the following traceback:",
-        "",
-        "encountered:",
-        "",
-        f": {reason}",
-        "Current pipeline object is no longer valid.",
-    ]
+BUSY = "the store was busy, or cut an answer off; DALI cannot repeat such a request"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        pytest.param(("status", 503), BUSY, id="busy once"),
+        pytest.param(("cut",), BUSY, id="cut off once"),
+        pytest.param(("stall", 30), "Timeout was reached", id="silent three times", marks=pytest.mark.slow),
+    ],
+)
+def test_fault_of_a_store_that_ends_the_loader_of_dali_is_explained(remote, faults, fault, reason):
     source = open_tfrecords(f"{remote}-*")
-    for shown in (reason, "it gives no reason"):
-        text = "\n".join(lines).replace(reason, "" if shown != reason else reason)
-        message = str(loader_errors.explain(RuntimeError(text), source, "dali_cpu"))
-        assert message.startswith(f"the loader (dali_cpu) could not read from {remote.rpartition('/')[0]}: ")
-        assert message.endswith(f": {shown}. The objects have not changed: run the same command again")
+    faults.set(*fault, request="GET /", skip=20, count=3 if fault[0] == "stall" else 1)
+    with pytest.raises(RuntimeError) as raised:
+        read(source.read, 36, training=False)
+    message = str(loader_errors.explain(raised.value, source, "dali_cpu"))
+    assert message.startswith(
+        f"the loader (dali_cpu) could not read from {remote.rpartition('/')[0]}: {reason}."
+    )
+    assert message.endswith(" Now all objects can be read: run the same command again, which resumes the run")
+
+
+def test_object_that_the_store_still_refuses_after_the_loader_of_dali_has_stopped_is_named(remote, faults):
+    source = open_tfrecords(f"{remote}-*")
+    faults.set("status", 503, request="-00001-of-")
+    with pytest.raises(RuntimeError) as raised:
+        read(source.read, 12, training=False)
+    message = str(loader_errors.explain(raised.value, source, "dali_cpu"))
+    assert message.startswith(f"{remote}-00001-of-00003.tfrecord: http://127.0.0.1:")
+    assert message.endswith(
+        "answered with HTTP status 503 (SlowDown) 3 times: try again later, or raise AWS_MAX_ATTEMPTS"
+    )
+
+
+def test_silent_answers_of_a_store_are_repeated_by_dali_and_do_not_change_what_is_read(remote, faults):
+    source = open_tfrecords(f"{remote}-*")
+    expected = read(source.read, 12, training=False)
+    faults.set("stall", 5, skip=2, count=1)
+    for a, b in zip(read(source.read, 12, training=False), expected, strict=True):
+        assert (a.image_id, a.encoded) == (b.image_id, b.encoded)
+    requests = [line for line in faults.requests() if line.startswith("GET")]
+    assert requests[2] == requests[3]
 
 
 def test_changed_object_is_an_error_and_a_silent_store_only_a_warning(remote, tmp_path, monkeypatch, capsys):
