@@ -182,10 +182,10 @@ def _limit_lines(ground_truth: dict[str, Any], detections: list[dict[str, Any]])
 
 
 def format_table(metrics: dict[str, Any]) -> str:
-    """Returns a text with the 12 metrics and one line per class. `-` means that there is no ground truth."""
+    """Returns a text with the 12 metrics and a line per class, in percent; `-`: there is no ground truth."""
     width = max(_columns(name) for name in [*metrics["per_class"], "class"])
-    lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
-    lines += ["", f"{'class':{width}}     AP   AP50   boxes"]
+    lines = [f"{'':5} {'%':>6}", *(f"{name:5} {_percent(metrics[name])}" for name in NAMES)]
+    lines += ["", f"{'class':{width}}   AP % AP50 %   boxes"]
     for name, row in metrics["per_class"].items():
         padded = name + " " * (width - _columns(name))
         lines.append(f"{padded} {_percent(row['AP'])} {_percent(row['AP50'])} {row['num_boxes']:7d}")

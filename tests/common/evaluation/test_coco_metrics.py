@@ -172,7 +172,8 @@ def test_metrics_table_shows_percent_and_a_dash_for_metrics_without_ground_truth
         "bus": dict.fromkeys(("AP", "AP50"), coco_metrics.NO_TRUTH) | {"num_boxes": 0},
     }
     table = [line.split() for line in coco_metrics.format_table(metrics).splitlines()]
-    assert table[:4] == [["AP", "100.0"], ["AP50", "25.6"], ["AP75", "100.0"], ["APs", "-"]]
+    assert table[:5] == [["%"], ["AP", "100.0"], ["AP50", "25.6"], ["AP75", "100.0"], ["APs", "-"]]
+    assert table[14] == ["class", "AP", "%", "AP50", "%", "boxes"]
     assert table[-2:] == [["traffic", "light", "100.0", "50.0", "12"], ["bus", "-", "-", "0"]]
 
 

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import types
 
 import keras
@@ -66,6 +67,24 @@ def test_pictures_that_cannot_be_drawn_lose_no_other_file(tmp_path, monkeypatch,
         ["warning:", str(tmp_path / name), "cannot", "be", "drawn"]
         for name in ("first_batch.png", "loss_curves.png", "pr_curves.png")
     ]
+
+
+def test_ap_is_the_same_fraction_in_all_files_of_a_run_and_is_printed_in_percent(tmp_path, capsys):
+    metrics = dict.fromkeys(coco_metrics.NAMES, 0.653) | {"per_class": {"cat": {"AP": 0.653, "AP50": 0.653}}}
+    metrics["per_class"]["cat"]["num_boxes"] = 3
+    log = make_results(tmp_path)
+    log.save_row(1, {"AP": metrics["AP"]})
+    log.save_evaluation(Evaluation(metrics, [], {}), is_best=True)
+    (event_file,) = (tmp_path / "tensorboard").iterdir()
+    events = tf.compat.v1.train.summary_iterator(str(event_file))
+    scalars = [tf.make_ndarray(value.tensor).item() for event in events for value in event.summary.value]
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert scalars == pytest.approx([0.653])
+    assert written["AP"] == written["per_class"]["cat"]["AP"] == 0.653
+    assert rows_of(tmp_path)[0]["AP"] == "0.653"
+    assert weights.read_metadata(tmp_path / weights.BEST)["AP"] == 0.653
+    log.print_summary(metrics)
+    assert re.search(r"^ +%\nAP +65\.3\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("ap", "lines"), [(0.031, 1), (0.149, 1), (0.15, 0)])
