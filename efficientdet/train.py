@@ -192,15 +192,17 @@ def make_train_step(
         # unscales and clips: common/training/optimizers.py.
         return ranks.average_gradients(gradients), values
 
-    def update(gradients: list[tf.Tensor]) -> None:
+    def update(gradients: list[tf.Tensor], condition: tf.Tensor | None) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
-        optimizer.apply(gradients, model.trainable_variables)
+        if condition is None:
+            optimizer.apply(gradients, model.trainable_variables)
+        else:  # on a GPU
+            optimizer.apply_if(condition, gradients, model.trainable_variables)
         # Move the averages only if the weights changed.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
-    updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
     return step_guard.guarded_step(
-        ranks, gradients_of, update, model, updated, xla=xla, every_gradient=precision != "mixed_float16"
+        ranks, gradients_of, update, model, xla=xla, every_gradient=precision != "mixed_float16"
     )
 
 

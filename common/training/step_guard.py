@@ -1,6 +1,6 @@
 """Skips training steps with NaN or infinity, so that they do not change the weights.
 
-    step = guarded_step(ranks, gradients_of, update, model, variables, xla=False, every_gradient=True)
+    step = guarded_step(ranks, gradients_of, update, model, xla=False, every_gradient=True)
     guard = StepGuard(ranks, limit=10)
     for ...:
         result = step(images, targets, stop_requested)
@@ -44,9 +44,8 @@ class StepResult(NamedTuple):
 def guarded_step(
     ranks: Ranks,
     gradients_of: Callable[[Any, Any], tuple[list[tf.Tensor], dict[str, tf.Tensor]]],
-    update: Callable[[list[tf.Tensor]], None],
+    update: Callable[[list[tf.Tensor], tf.Tensor | None], None],
     model: keras.Model,
-    updated: Sequence[tf.Variable],
     *,
     xla: bool,
     every_gradient: bool,
@@ -56,9 +55,9 @@ def guarded_step(
     Args:
         gradients_of: (images, targets) -> the gradients, averaged over the replicas, and float scalars of
             this replica, including "loss". It runs on every replica.
-        update: applies the gradients, on every replica.
+        update: (gradients, condition) -> applies the gradients, on every replica. The condition is a bool
+            tensor: if it is false, `update` must change nothing, without a branch. None: it always applies.
         model: the model, whose moving statistics a skipped step does not change.
-        updated: all variables that `update` changes.
         xla: whether to compile the update on a GPU with XLA.
         every_gradient: whether to check also the norm of the gradients. False for float16, where the loss
             scale optimizer must see gradients that overflow.
@@ -68,7 +67,7 @@ def guarded_step(
     """
     statistics = moving_statistics(model)
     # On a CPU and under tf.distribute, a branch chooses whether to update. On a GPU, the host would wait for
-    # the condition of the branch. There, the update is always made, and undone if the step is skipped.
+    # the condition of the branch.
     with_branch = is_cpu_only() or not ranks.can_compile_updates
 
     def forward(images: Any, targets: Any, stop_requested: tf.Tensor) -> tuple[list, dict, tf.Tensor]:
@@ -85,11 +84,13 @@ def guarded_step(
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
         if every_gradient:
             finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
-        old = [variable.read_value() for variable in updated]
-        update(gradients)
-        for variable, value in zip([*updated, *statistics], [*old, *before], strict=True):
+        for variable, value in zip(statistics, before, strict=True):
             variable.assign(tf.where(finite, variable.read_value(), value))
+        update(gradients, finite)  # after the statistics, because it averages them, too
         return finite
+
+    def always_update(gradients: list[tf.Tensor]) -> None:
+        update(gradients, None)
 
     def on_replicas(function: Callable[[Any], None], argument: Any) -> tf.Tensor:
         ranks.run(function, argument)
@@ -109,7 +110,7 @@ def guarded_step(
                 finite &= tf.math.is_finite(tf.linalg.global_norm(ranks.first(gradients)))
             tf.cond(
                 finite,
-                lambda: on_replicas(update, gradients),
+                lambda: on_replicas(always_update, gradients),
                 lambda: on_replicas(restore_statistics, before),
             )
         stop = values.pop("stop") > 0.0

@@ -1,12 +1,14 @@
 """Tests the fused optimizers against those of Keras."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from common.training import optimizers
-from common.training.optimizers import FusedAdam, FusedSGD, make_optimizer
+from common.training.optimizers import FusedAdam, FusedSGD, LossScale, make_optimizer
 
 SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
 
@@ -96,3 +98,43 @@ def test_infinite_gradient_norm_makes_all_weights_nan_as_in_keras():
         results.append([np.array(v) for v in variables])
     np.testing.assert_array_equal(*results)
     assert np.isnan(results[0]).all()
+
+
+WITHOUT_BRANCH = {
+    "sgd": lambda: FusedSGD(0.1, momentum=0.9, global_clipnorm=3.0),
+    "adam, accumulated": lambda: FusedAdam(0.1, gradient_accumulation_steps=3),
+    "sgd, accumulated, float16": lambda: LossScale(
+        FusedSGD(0.1, momentum=0.9, weight_decay=0.1, gradient_accumulation_steps=2), 4.0, 3
+    ),
+}
+
+
+@pytest.mark.parametrize("make", WITHOUT_BRANCH.values(), ids=WITHOUT_BRANCH)
+def test_updates_under_a_condition_have_no_branch_and_equal_updates_of_only_the_steps_where_it_is_true(make):
+    rng = np.random.default_rng(0)
+    gradients = [[tf.constant(rng.normal(size=n).astype("f4")) for n in (30, 7)] for _ in range(16)]
+    gradients[9][1] *= np.inf  # only float16 expects it
+    results = []
+    for with_branch in (False, True):
+        variables = [keras.Variable(np.ones(n, np.float32)) for n in (30, 7)]
+        optimizer = make()
+        optimizer.build(variables)
+        if with_branch:
+            step = make_step(optimizer, variables)
+        else:
+            update = functools.partial(optimizer.apply_if, variables=variables)
+            step = tf.function(lambda condition, each, update=update: update(condition, each))
+            graph = step.get_concrete_function(tf.constant(True), gradients[0]).graph
+            assert not {"If", "StatelessIf"} & {operation.type for operation in graph.get_operations()}
+        for number, each in enumerate(gradients):
+            if number == 9 and not isinstance(optimizer, LossScale):
+                continue
+            if not with_branch:
+                step(tf.constant(False), [gradient * np.nan for gradient in each])
+                step(tf.constant(True), each)
+            else:
+                step(each)
+        results.append([np.array(v) for v in (*variables, *optimizer.variables)])
+    for actual, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    assert np.isfinite(results[0][0]).all() and abs(results[0][0] - 1).max() > 0.1

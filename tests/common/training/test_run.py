@@ -97,7 +97,7 @@ class Session:
         checkpoints.restore(self.state, feed.iterators)
         results = Results(directory, self.model, metadata, self.state, self._show_batch)
         parts = self.ranks, self._gradients, self._update, self.model
-        step = step_guard.guarded_step(*parts, updated=(), xla=False, every_gradient=True)
+        step = step_guard.guarded_step(*parts, xla=False, every_gradient=True)
         with Run(self.a, *trained, self.state, feed, checkpoints, results) as run:
             for epoch in run.epochs(self._epochs):
                 assert epoch == self.state.epoch + 1
@@ -140,7 +140,7 @@ class Session:
             loss = tf.reduce_mean((self.model(images, training=True) - 1.0) ** 2)
         return tape.gradient(loss, self.model.trainable_variables), {"loss": loss}
 
-    def _update(self, gradients):
+    def _update(self, gradients, condition):
         self.optimizer.apply(gradients, self.model.trainable_variables)
         self.ema.update()
 

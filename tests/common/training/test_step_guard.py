@@ -8,6 +8,7 @@ from common.errors import UserError
 from common.layers import BatchNormalization
 from common.training import step_guard
 from common.training.ema import AveragedWeights
+from common.training.optimizers import FusedAdam, LossScale
 from tests.common.training.small_model import assert_same
 
 NO_STOP = tf.constant(0.0)  # no rank asks for a stop
@@ -21,15 +22,13 @@ class Training:
         layers = [keras.layers.Conv2D(4, 3, use_bias=False), BatchNormalization(name="bn")]
         layers = [keras.Input((8, 8, 3)), *layers, keras.layers.Conv2D(1, 6)]
         self.model = keras.Sequential(layers, name="small")
-        self.optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=accumulate_steps)
+        self.optimizer = FusedAdam(0.01, gradient_accumulation_steps=accumulate_steps)
         if loss_scale:
-            self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer, initial_scale=loss_scale)
+            self.optimizer = LossScale(self.optimizer, initial_scale=loss_scale)
         self.optimizer.build(self.model.trainable_variables)
         self.averaged = AveragedWeights(self.model, 0.9)
-        trained = [*self.model.trainable_variables, *self.optimizer.variables]
-        updated = [*(v.value for v in trained), *self.averaged.variables]
         parts = Ranks(), self.gradients_of, self.update, self.model
-        options = {"updated": updated, "xla": True, "every_gradient": every_gradient}
+        options = {"xla": True, "every_gradient": every_gradient}
         self.guarded_step = step_guard.guarded_step(*parts, **options)
 
     def step(self, stop_requested=NO_STOP, **options):
@@ -43,9 +42,13 @@ class Training:
         gradients = tape.gradient(scaled, self.model.trainable_variables)
         return [g + targets["added_to_gradients"][0] for g in gradients], {"loss": loss, "twice": 2 * loss}
 
-    def update(self, gradients):
-        self.optimizer.apply(gradients, self.model.trainable_variables)
-        self.averaged.update()
+    def update(self, gradients, condition=None):
+        updates = tf.convert_to_tensor(self.optimizer.iterations)
+        if condition is None:
+            self.optimizer.apply(gradients, self.model.trainable_variables)
+        else:
+            self.optimizer.apply_if(condition, gradients, self.model.trainable_variables)
+        self.averaged.update(moved=tf.convert_to_tensor(self.optimizer.iterations) > updates)
 
     def values(self):
         variables = [*self.model.variables, *self.optimizer.variables, *self.averaged.variables]
