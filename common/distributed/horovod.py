@@ -1,5 +1,7 @@
 """Ranks for Horovod: one process per device, which horovodrun, mpirun or Slurm starts on all hosts."""
 
+import ctypes
+import pathlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +20,7 @@ class HorovodRanks(Ranks):
         compression: compression of the gradients that are sent, none or fp16.
 
     Raises:
-        UserError: Horovod is not installed, or this host has more ranks than GPUs.
+        UserError: Horovod is not installed, this host has more ranks than GPUs, or ranks share a GPU.
     """
 
     strategy = "horovod"
@@ -42,6 +44,20 @@ class HorovodRanks(Ranks):
         self.world_size = self.num_replicas = hvd.size()
         self.local_replicas = (self.rank,)
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
+        if self.world_size > 1 and hvd.nccl_built():
+            self._require_different_gpus()
+
+    def _require_different_gpus(self) -> None:
+        """Raises UserError on all ranks if two ranks use the same GPU, which NCCL does not allow."""
+        address = _pci_address(self.gpu_number(0)) if tf.config.get_visible_devices("GPU") else ""
+        place = [pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(), address]  # host and GPU
+        same = [rank for rank, other in enumerate(self.gather(place)) if address and other == place]
+        with self.raise_on_any_rank():
+            if len(same) > 1:
+                raise UserError(
+                    f"the ranks {', '.join(map(str, same))} use the same GPU {address}: start one "
+                    "rank per GPU, or set CUDA_VISIBLE_DEVICES= to use no GPU"
+                )
 
     def gpu_number(self, replica: int) -> int:
         # The local rank can differ from the GPU number, because Slurm may hide GPUs.
@@ -66,3 +82,12 @@ class HorovodRanks(Ranks):
 
     def close(self) -> None:
         self._hvd.shutdown()
+
+
+def _pci_address(gpu_number: int) -> str:
+    """Returns the address of a GPU on its host, "" if unknown. It differs even if ranks see only GPU 0."""
+    driver, device, text = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(16)
+    driver.cuInit(0)
+    driver.cuDeviceGet(ctypes.byref(device), gpu_number)
+    driver.cuDeviceGetPCIBusId(text, len(text), device)
+    return text.value.decode()

@@ -1,3 +1,4 @@
+import ctypes
 import functools
 import itertools
 import re
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from common.distributed.horovod import HorovodRanks
 from common.distributed.start import start
 from common.errors import UserError
 from tests.distributed import launching, steps_on_ranks
@@ -209,7 +211,7 @@ def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
     visible = list(gpus)
     hvd = types.SimpleNamespace(
         init=lambda: calls.append("init"),
-        **dict.fromkeys(("rank", "local_size"), lambda: 0),
+        **dict.fromkeys(("rank", "local_size", "nccl_built"), lambda: 0),
         size=lambda: calls.append("size") or 4,
         Compression=types.SimpleNamespace(none=None),
     )
@@ -233,3 +235,34 @@ def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
     visible[:], hvd.local_size = gpus, lambda: 5
     with pytest.raises(UserError, match="5 ranks on this host, but 4 GPUs: start one rank per GPU"):
         start("horovod")
+
+
+def test_ranks_that_share_a_gpu_are_refused_with_nccl(monkeypatch):
+    """With NCCL, which is not built here, Horovod would fail at its first all-reduce."""
+    functions = dict.fromkeys(("rank", "local_rank"), lambda: 0) | dict.fromkeys(
+        ("size", "local_size", "nccl_built"), lambda: 2
+    )
+    compression = types.SimpleNamespace(none=None)
+    hvd = types.SimpleNamespace(init=lambda: None, Compression=compression, **functions)
+    gpu = types.SimpleNamespace(name="/physical_device:GPU:0")
+
+    def write_address(buffer, size, device):
+        buffer.value = b"0000:3b:00.0"
+
+    driver = types.SimpleNamespace(
+        cuInit=lambda _: 0, cuDeviceGet=lambda *_: 0, cuDeviceGetPCIBusId=write_address
+    )
+    addresses = ["0000:3b:00.0"]
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", hvd)
+    monkeypatch.setattr(horovod, "tensorflow", hvd, raising=False)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(
+        HorovodRanks,
+        "gather",
+        lambda ranks, value: [value, value[:1] + addresses if isinstance(value, list) else None],
+    )
+    with pytest.raises(UserError, match=r"^the ranks 0, 1 use the same GPU 0000:3b:00\.0: start one rank"):
+        HorovodRanks()
+    addresses[:] = ["0000:5e:00.0"]
+    assert HorovodRanks().world_size == 2
