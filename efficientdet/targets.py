@@ -15,12 +15,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from common import boxes as box_ops
+from common.layers import is_cpu_only
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
 # In the assignment, sides of boxes are at least this long, in pixels, so that boxes contain anchor centres.
 MIN_SIDE = 8.0
-# Arrays of boxes are shortened to one of these lengths, so that XLA compiles only a few shapes.
+# On a CPU, arrays of boxes are shortened to one of these lengths, so that XLA compiles only a few shapes.
 FEW_BOXES = (16, 48)
 
 
@@ -57,6 +58,8 @@ def assign_targets(
         classes: int32 (B, N), 0-based, -1 for padding.
         image_size: (height, width) of the network input in pixels.
     """
+    if not is_cpu_only():  # on a GPU, the host would wait for the number that chooses the branch
+        return _assign(predicted, scores, centers, boxes, classes, image_size)
     # Shorten the arrays if their last boxes are padding in all images of the batch.
     num_boxes = tf.reduce_max(tf.math.count_nonzero(classes >= 0, axis=1, dtype=tf.int32))
     lengths = [length for length in FEW_BOXES if length < classes.shape[1]]

@@ -80,7 +80,7 @@ def objectness_loss(
     shape = tf.shape(logits, tf.int64)
     # int64, because TensorFlow adds int32 on the CPU
     first = tf.range(shape[0])[:, None, None] * tf.reduce_prod(shape[1:])
-    cells = tf.reshape(first + tf.cast(assignment.cells, tf.int64), [-1, 1])
+    cells = tf.reshape(first + assignment.cells, [-1, 1])
 
     def scatter(values: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.scatter_nd(cells, tf.reshape(values, [-1]), [tf.reduce_prod(shape)]), shape)

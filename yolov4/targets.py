@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import tensorflow as tf
 
 from common import boxes as box_ops
+from common.layers import is_cpu_only
 from yolov4.decoding import decode_boxes
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ class Assignment(NamedTuple):
 
     boxes: tf.Tensor  # float32 (B, M, 4), ltrb, normalised; the whole image for an invalid box
     assigned: tf.Tensor  # bool (B, M, K): whether the box is assigned to this anchor in its cell
-    rows: tf.Tensor  # int32 (B, M): the row of the box's cell
-    columns: tf.Tensor  # int32 (B, M): the column of the box's cell
-    cells: tf.Tensor  # int32 (B, M, K): index of the prediction among the head's h * w * K predictions
+    rows: tf.Tensor  # int64 (B, M): the row of the box's cell
+    columns: tf.Tensor  # int64 (B, M): the column of the box's cell
+    cells: tf.Tensor  # int64 (B, M, K): index of the prediction among the head's h * w * K predictions
     owner: tf.Tensor  # bool (B, M, K): whether the box is the first that is assigned to this prediction
     class_targets: tf.Tensor  # bool (B, M, K, C): the classes of all boxes assigned to this prediction
     num_classes: tf.Tensor  # float32 (B, M, K): the number of these classes
@@ -103,9 +104,9 @@ def assign_targets(
     return Assignment(
         boxes=boxes,
         assigned=assigned,
-        rows=tf.cast(position[..., 1], tf.int32),
-        columns=tf.cast(position[..., 0], tf.int32),
-        cells=tf.cast(cell[..., None] * per_cell + tf.range(per_cell, dtype=tf.float32), tf.int32),
+        rows=tf.cast(position[..., 1], tf.int64),  # TensorFlow slices int32 of a GPU on the host
+        columns=tf.cast(position[..., 0], tf.int64),
+        cells=tf.cast(cell[..., None] * per_cell + tf.range(per_cell, dtype=tf.float32), tf.int64),
         owner=owner,
         class_targets=class_targets,
         num_classes=tf.reduce_sum(tf.cast(class_targets, tf.float32), axis=-1),
@@ -161,7 +162,9 @@ def ignore_mask(
     boxes = tf.where(valid[..., None], tf.cast(boxes, tf.float32), 0.0)  # no area, so an IoU of 0
     padding = -boxes.shape[1] % IGNORE_CHUNK
     boxes = tf.pad(boxes, [[0, 0], [0, padding], [0, 0]])
-    num_chunks = (tf.cast(tf.reduce_max(num_boxes), tf.int32) + IGNORE_CHUNK - 1) // IGNORE_CHUNK
+    num_chunks: tf.Tensor | int = boxes.shape[1] // IGNORE_CHUNK
+    if is_cpu_only():  # on a GPU, the host would wait for this number
+        num_chunks = (tf.cast(tf.reduce_max(num_boxes), tf.int32) + IGNORE_CHUNK - 1) // IGNORE_CHUNK
 
     def compare(chunk: tf.Tensor, best_iou: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         some = tf.slice(boxes, [0, chunk * IGNORE_CHUNK, 0], [-1, IGNORE_CHUNK, 4])
