@@ -7,14 +7,17 @@ in the system's temporary directory. Cache files of the same name have the same 
 write the same file at once.
 """
 
+import codecs
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import os
 import pathlib
 import shutil
 import stat
 import tempfile
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +29,7 @@ import numpy as np
 from common.errors import UserError
 
 TEMPORARY = ".tmp-"  # prefix of the names of unfinished files and directories
+_UNUSED_SECONDS = 24 * 3600
 _FORCED_AT_ONCE = 32  # files that are synced in parallel
 _ALIGNMENT = 64  # bytes
 _CHECKSUM = 8  # bytes at the beginning of a cache file, for a checksum of the others
@@ -119,6 +123,17 @@ def _force_to_disk(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def encoding_of(path: str | os.PathLike) -> str:
+    """Returns the encoding of a text file: UTF-16 if it begins with that byte order mark, else UTF-8.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as stream:
+        is_utf_16 = stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return "utf-16" if is_utf_16 else "utf-8-sig"
+
+
 def file_type(mode: int) -> str:
     """Returns the type of a file that is not regular: "a directory", "a pipe", ..."""
     kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
@@ -163,8 +178,18 @@ def cache_directory() -> pathlib.Path:
             # A directory in /tmp may belong to another user.
             is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
             if is_private and os.access(place, os.W_OK | os.X_OK):
+                _remove_old_unfinished(place)
                 return place
     raise UserError(f"neither {places[0]} nor {places[1]} is private and writable: set XDG_CACHE_HOME")
+
+
+@functools.cache  # once per process
+def _remove_old_unfinished(directory: pathlib.Path) -> None:
+    """Removes unfinished files that a killed process left. Those of the last day may be in use."""
+    for path in directory.glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _UNUSED_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def store_cached(content: bytes, suffix: str) -> pathlib.Path:

@@ -185,7 +185,7 @@ def _split_pairs(spec: str) -> list[tuple[str, str]]:
 def _read_yaml(path: str) -> list[tuple[str, Any]]:
     """Returns all pairs of a mapping. PyYAML's own function would hide repeated keys."""
     try:
-        loader = yaml.SafeLoader(pathlib.Path(path).read_text())
+        loader = yaml.SafeLoader(pathlib.Path(path).read_bytes())
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise UserError(f"--hparams={path} is not a YAML mapping with `key: value` lines")

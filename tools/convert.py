@@ -229,9 +229,9 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
     outputs = _outputs(target, options)
     try:
         if source in CONTAINERS and target != "coco" and not options.images:
-            folder = None if storage.is_remote(output) else os.path.dirname(output.rstrip("/")) or os.curdir
-            if folder:
-                os.makedirs(folder, exist_ok=True)
+            # The folder of the output does not exist yet, and is not made if the input is refused.
+            folders = pathlib.Path(os.path.abspath(output)).parents
+            folder = None if storage.is_remote(output) else next(filter(os.path.isdir, folders))
             with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder) as images:
                 return convert(source, target, dataclasses.replace(options, images=images))[0], options.input
         annotations, images_dir = _read(source, options)

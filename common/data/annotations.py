@@ -176,9 +176,10 @@ class Annotations:
         targets = self.target_boxes
         empty = int(np.count_nonzero(np.diff(targets.row_splits) == 0))
         return (
-            f"{self.num_images} images ({empty} without objects), {len(targets.boxes)} objects of"
-            f" {self.label_map.num_classes} classes; {targets.num_crowds} crowds left out,"
-            f" {targets.num_clipped} boxes clipped to their image, {targets.num_dropped} without area dropped"
+            f"{_count(self.num_images, 'image')} ({empty} without objects), "
+            f"{_count(len(targets.boxes), 'object')} of {_count(self.label_map.num_classes, 'class', 'es')}; "
+            f"{_count(targets.num_crowds, 'crowd')} left out, {_count(targets.num_clipped, 'box', 'es')} "
+            f"clipped to their image, {targets.num_dropped} without area dropped"
         )
 
     def image_name(self, row: int) -> str:
@@ -202,6 +203,10 @@ class Annotations:
         """Returns all images with only the boxes for which `is_selected`, bool (N,), is true."""
         of_boxes = ("box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
         return dataclasses.replace(self, **{name: getattr(self, name)[is_selected] for name in of_boxes})
+
+
+def _count(number: int, noun: str, ending: str = "s") -> str:
+    return f"{number} {noun}{ending if number != 1 else ''}"
 
 
 def without_objects(

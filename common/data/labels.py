@@ -111,7 +111,9 @@ class LabelMap:
             return dataclasses.replace(label_map, aliases=tuple(aliases[i] for i in label_map.category_ids))
         except storage.StoreError:
             raise
-        except (OSError, UnicodeDecodeError, UserError) as error:
+        except UnicodeDecodeError as error:
+            raise UserError(f"label map {path}: it is not text in UTF-8: save it as UTF-8") from error
+        except (OSError, UserError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"label map {path}: {reason}") from error
 
@@ -129,8 +131,11 @@ def category_faults(categories: Sequence[Any]) -> Iterator[str]:
         category_id, name = category.get("id"), category.get("name")
         if type(category_id) is not int or not 0 <= category_id <= MAX_CATEGORY_ID:
             yield f"category {name!r} has id {category_id!r}: ids are integers from 0 to {MAX_CATEGORY_ID}"
-        elif not isinstance(name, str) or not name or not is_text(name):
-            yield f"category {category_id} has the name {name!r}: names are non-empty strings in UTF-8"
+        elif not isinstance(name, str) or not name or not is_text(name) or "\0" in name:
+            yield (
+                f"category {category_id} has the name {name!r}: names are non-empty strings in UTF-8 "
+                "without a NUL character"
+            )
         elif category_id in ids:
             yield f"category id {category_id} is given twice: {ids[category_id]!r} and {name!r}"
         elif name in names:

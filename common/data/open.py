@@ -113,7 +113,10 @@ def open_evaluation(a: EvalArgs, label_map: LabelMap) -> Source:
 def _set_areas(source: Source, box_areas: bool) -> None:
     """Sets the areas of the objects to those of their boxes if --box_areas is given."""
     if box_areas:
-        source.annotations = dataclasses.replace(source.annotations, areas=source.annotations.box_areas)
+        annotations = source.annotations
+        issues = Issues(annotations.origin)
+        issues.extend(issue for issue in annotations.issues if issue.kind != "area-differs")
+        source.annotations = dataclasses.replace(annotations, areas=annotations.box_areas, issues=issues)
 
 
 class DataFlags(NamedTuple):

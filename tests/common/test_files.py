@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 
 import numpy as np
 import pytest
@@ -140,6 +141,22 @@ def test_equal_content_is_cached_in_one_file_of_a_private_directory(cache_home):
     assert files.store_cached(b"abc", ".json") == path
     assert files.store_cached(b"abd", ".json") != path
     assert stat.S_IMODE(files.cache_directory().stat().st_mode) == 0o700
+
+
+def test_cache_loses_what_a_killed_process_left_unfinished_a_day_ago(cache_home, monkeypatch):
+    directory = cache_home / "dali-detection"
+    for name in (".tmp-old", ".tmp-new"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "file").write_bytes(b"abc")
+    directory.chmod(0o700)
+    os.utime(directory / ".tmp-old", (0, time.time() - 24 * 3600 - 9))
+    assert os.listdir(files.cache_directory()) == [".tmp-new"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_encoding_of_a_text_file_is_that_of_its_byte_order_mark(tmp_path, encoding):
+    (tmp_path / "text").write_text("größe", encoding)
+    assert (tmp_path / "text").read_text(files.encoding_of(tmp_path / "text")) == "größe"
 
 
 def test_parallel_writers_of_equal_content_leave_one_cache_file(cache_home):

@@ -348,6 +348,7 @@ REFUSED = [
     ("voc", "coco", {"input": "set/images"}, "images' directory as --images=DIR"),
     ("voc", "coco", {"input": "set/images", "images": "."}, "contains no xml file"),
     ("tfrecord", "coco", {"input": "gone*"}, "no file matches"),
+    ("tfrecord", "webdataset", {"input": "gone/*", "output": "new/x"}, "no file matches"),
     ("yolo", "coco", {"output": "."}, "--output=. is a directory: add a file name"),
     ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: add a file name"),
     ("yolo", "tfrecord", {"output": "set/", "holdout": 0.5}, "output=set/ is a directory: add a file name"),
@@ -420,7 +421,7 @@ def test_convert_command_writes_reproducible_records_and_reports_skipped_images(
     assert contents_of(tmp_path) == contents_of(tmp_path / "again")
     assert "11 images (1 without objects)" in done.stdout
     assert f"tfrecord: {tmp_path}/t-*-of-00002.tfrecord; images from {images}" in done.stdout
-    assert "1 boxes clipped to their image, 2 without area dropped" in done.stdout
+    assert "1 box clipped to their image, 2 without area dropped" in done.stdout
     assert "Writing t: 11 images in" in done.stderr and "Writing t" not in done.stdout
     (line,) = [line for line in done.stderr.splitlines() if "file that is not an image" in line]
     assert "image 25 ('05.jpg')" in line and line.endswith("Left out by --on_bad_image=skip")

@@ -21,6 +21,7 @@ from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.issues import Issues
 from common.errors import UserError
+from common.files import encoding_of
 from tools.conversion.labels import LabelledImage, require_directory
 from tools.conversion.shapes import Shape, annotations_of_shapes, locate
 
@@ -121,13 +122,15 @@ def _is_number(text: str) -> bool:
 
 def _rows(file: str) -> Iterator[list[str]]:
     try:
-        with open(file, encoding="utf-8-sig", newline="") as lines:
+        with open(file, encoding=encoding_of(file), newline="") as lines:
             first = lines.readline()
             lines.seek(0)
             delimiter = max(_DELIMITERS, key=first.count)
             yield from csv.reader(lines, delimiter=delimiter, strict=True)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{file} is not a csv file in UTF-8: {error}") from error
+    except UnicodeError as error:
+        raise UserError(f"{file} is not text in UTF-8: save it as UTF-8") from error
+    except csv.Error as error:
+        raise UserError(f"{file} is not a csv file: {error}") from error
 
 
 def _read_rows(file: str, issues: Issues) -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -8,6 +8,7 @@ Source: cvat-ai/cvat cvat/apps/dataset_manager/formats/cvat.py, dump_as_cvat_ann
 """
 
 import os
+import reprlib
 from collections.abc import Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -29,6 +30,8 @@ from tools.conversion.shapes import (
 from tools.conversion.voc import NoDoctype
 
 _FOR_VIDEO = "is CVAT for video: export the task as 'CVAT for images 1.1', which has the boxes of each frame"
+_REPR = reprlib.Repr()
+_REPR.maxdict = 8
 _DIGITS = 9  # of a side in pixels at most
 
 
@@ -99,8 +102,9 @@ def _read_shapes(image: Element, place: str, issues: Issues) -> Iterator[Shape]:
         location = f"{place} {element.tag} {number} {label!r}"
         try:
             box = _parse_box(element)
-        except (KeyError, ValueError) as error:
-            issues.add("label-line", f"{location} has no valid coordinates: {error}")
+        except (KeyError, ValueError):
+            values = {key: value for key, value in element.items() if key != "label"}
+            issues.add("label-line", f"{location} has no valid coordinates: {_REPR.repr(values)}")
             continue
         if box is None:
             issues.add("shape-without-box", location)

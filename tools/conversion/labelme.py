@@ -13,6 +13,7 @@ import json
 import math
 import os
 import pathlib
+import reprlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,8 +26,14 @@ from common.errors import UserError
 from tools.conversion.labels import LabelledImage, require_directory
 from tools.conversion.shapes import Ltrb, Shape, annotations_of_shapes, box_around, locate
 
+_REPR = reprlib.Repr()
+_REPR.maxdict = 8
 _WITHOUT_BOX = ("point", "points", "line", "linestrip")
-_NUM_POINTS = {"rectangle": 2, "polygon": 3}  # the least number of points of a shape
+_NUM_POINTS = {"circle": 2, "rectangle": 2, "polygon": 3}  # the least number of points of a shape
+
+
+class _ShapeError(ValueError):
+    """Tells what is wrong with a shape."""
 
 
 def read_labelme(
@@ -63,7 +70,7 @@ def read_labelme(
         Tree(hidden=_outside(images_dir, tree.hidden), links=_outside(images_dir, tree.links)).report(issues)
     for file in files:
         try:
-            document = json.loads(pathlib.Path(file).read_text(encoding="utf-8-sig"))
+            document = json.loads(pathlib.Path(file).read_bytes())
         except (ValueError, RecursionError) as error:
             issues.add("label-file", f"{file} is not valid JSON: {error}")
             continue
@@ -114,15 +121,16 @@ def _read_shapes(file: str, shapes: list[Any], issues: Issues) -> Iterator[Shape
             label, kind = shape["label"], shape.get("shape_type") or "polygon"
             location = f"{location} {label!r}"
             if not isinstance(label, str | int | float):
-                raise TypeError("a label is a text")
+                raise _ShapeError(f"its label is {_REPR.repr(label)}, not a text")
             if not is_text(label := str(label)):
-                raise ValueError("UTF-8 cannot encode the label")
+                raise _ShapeError("UTF-8 cannot encode the label")
             if kind in _WITHOUT_BOX:
                 issues.add("shape-without-box", f"{location}: {kind}")
                 continue
             box = _box_of(kind, [(float(x), float(y)) for x, y in shape["points"]], shape)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            issues.add("label-line", f"{location} has no valid label or points: {error!r}")
+            reason = error if isinstance(error, _ShapeError) else _REPR.repr(shape)
+            issues.add("label-line", f"{location} has no valid label or points: {reason}")
             continue
         if kind in ("oriented_rectangle", "rotation"):  # the latter is X-AnyLabeling's
             issues.add("box-rotated", location)
@@ -132,17 +140,17 @@ def _read_shapes(file: str, shapes: list[Any], issues: Issues) -> Iterator[Shape
 
 
 def _box_of(kind: str, points: list[tuple[float, float]], shape: dict[str, Any]) -> Ltrb:
+    if len(points) < (needed := _NUM_POINTS.get(kind, 1)):
+        raise _ShapeError(f"a {kind} needs at least {needed} points, it has {len(points)}")
     if kind == "circle":
-        (x, y), edge = points
+        (x, y), edge = points[:2]
         radius = math.dist((x, y), edge)
         return x - radius, y - radius, x + radius, y + radius
-    if kind in _NUM_POINTS and len(points) < _NUM_POINTS[kind]:
-        raise ValueError(f"{len(points)} of {_NUM_POINTS[kind]} points")
     left, top, right, bottom = box_around(points)
     if kind == "mask" and shape.get("mask"):  # labelme also counts from the corner, with the PNG's size
         header = base64.b64decode(shape["mask"])[:24]
         if not header.startswith(b"\x89PNG") or len(header) < 24:
-            raise ValueError("the mask is not a PNG")
+            raise _ShapeError("the mask is not a PNG")
         left, top = round(left), round(top)
         right, bottom = left + int.from_bytes(header[16:20]), top + int.from_bytes(header[20:])
     return left, top, right, bottom

@@ -21,6 +21,7 @@ from common.data.check.images import check_files
 from common.data.check.issues import Issues
 from common.data.labels import LabelMap, is_text
 from common.errors import UserError
+from common.files import encoding_of
 
 _SIDES = "has left, top, width, height"
 _MAX_IMAGE_ID = 2**31 - 1  # DALI keeps ids up to this one unchanged
@@ -65,9 +66,9 @@ def require_directory(images_dir: str) -> None:
 def read_lines(path: str) -> list[str]:
     """Returns the lines of a UTF-8 file, stripped, without empty lines at the end. Raises UserError."""
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error}") from error
+        text = pathlib.Path(path).read_text(encoding_of(path))
+    except UnicodeError as error:
+        raise UserError(f"{path} is not text in UTF-8: save it as UTF-8") from error
     return [line.strip() for line in text.rstrip().split("\n")]
 
 

@@ -46,6 +46,7 @@ from common.data.check.issues import Issues
 from common.data.image_files import Tree, difference, is_hidden, list_tree, spelling
 from common.data.labels import LabelMap
 from common.errors import UserError
+from common.files import encoding_of
 from tools.conversion.labels import (
     Box,
     LabelledImage,
@@ -146,12 +147,12 @@ class Line(NamedTuple):
 
 def _read_lines(image: LabelledImage, issues: Issues) -> list[Line]:
     try:
-        text = pathlib.Path(image.label_file).read_text(encoding="utf-8-sig")
+        text = pathlib.Path(image.label_file).read_text(encoding_of(image.label_file))
     except FileNotFoundError:
         issues.add("label-missing", str(image))
         return []
-    except UnicodeDecodeError as error:
-        issues.add("label-file", f"{image.label_file} is not UTF-8 text: {error}")
+    except UnicodeError:
+        issues.add("label-file", f"{image.label_file} is not text in UTF-8")
         return []
     return [
         Line(f"{image.label_file} line {number} {line.strip()[:_SHOWN]!r}", line.split())
@@ -380,7 +381,7 @@ def _is_label_file(path: str) -> bool:
     """Whether a text file has labels, or is empty. Lists of images or class names do not have labels."""
     if os.path.basename(path) in _NAME_FILES:
         return False
-    text = pathlib.Path(path).read_text(encoding="utf-8-sig", errors="replace")
+    text = pathlib.Path(path).read_text(encoding_of(path), errors="replace")
     words = text.strip().split("\n", 1)[0].split()
     return not words or (len(words) >= _BOX and all(map(_is_number, words[1:])))
 
@@ -426,7 +427,7 @@ def read_names(path: str) -> dict[int, str]:
 
 def _written_names(path: str) -> list[Any]:
     """Returns the values of `names` in a data.yaml as they are written, in their order."""
-    loader = yaml.SafeLoader(pathlib.Path(path).read_text(encoding="utf-8-sig"))
+    loader = yaml.SafeLoader(pathlib.Path(path).read_bytes())
     document = loader.get_single_node()
     loader.flatten_mapping(document)  # `<<: *base`
     nodes = {key.value: value for key, value in document.value}["names"].value
@@ -483,7 +484,7 @@ def _yaml_entries(path: str, split: str) -> list[str]:
 
 def _read_yaml(path: str) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8-sig"))
+        document = yaml.safe_load(pathlib.Path(path).read_bytes())
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):

@@ -366,7 +366,7 @@ def report_clipped(annotations: Annotations, name_box: Callable[[int], str], iss
     _, is_clipped, has_area = annotations.clipped_boxes
     outside = np.flatnonzero(has_area & is_clipped & ~annotations.is_crowd)
     issues.add_each("box-outside", outside[np.argsort(-_overhang(annotations, outside))], name_box)
-    issues.add_each("box-empty", np.flatnonzero(~has_area & ~annotations.is_crowd), name_box)
+    issues.add_each("box-empty", np.flatnonzero(~has_area), name_box)
 
 
 def _report_many_objects(annotations: Annotations, name_image: Callable[[int], str], issues: Issues) -> None:

@@ -111,7 +111,7 @@ def _read_sample(file: str, name: str, of_ending: Mapping[str, Member], issues: 
     """Returns one sample; None if it lacks the image or the annotations, or has two images."""
     endings = sorted(of_ending.keys() & _IMAGE_ENDINGS)
     if len(endings) != 1 or not ("json" in of_ending or of_ending.keys() >= {"boxes.npy", "labels.npy"}):
-        files = ", ".join(f".{ending}" for ending in of_ending)
+        files = ", ".join(f".{ending}" if ending else "a file without a dot" for ending in of_ending)
         issues.add("sample-components", f"{name} has {files}")
         return None
     image = of_ending[endings[0]]

@@ -118,7 +118,7 @@ def test_fingerprint_of_annotations_depends_on_every_field_but_origin_and_issues
 def test_summary_of_annotations_counts_images_crowds_and_clipped_and_dropped_boxes(drawn):
     summary = load_coco(drawn / "instances.json").summary()
     assert "12 images (1 without objects)" in summary
-    assert "of 3 classes; 1 crowds left out, 1 boxes clipped" in summary
+    assert "of 3 classes; 1 crowd left out, 1 box clipped" in summary
     assert summary.endswith("2 without area dropped")
 
 

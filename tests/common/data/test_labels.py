@@ -81,6 +81,10 @@ def test_every_invalid_entry_of_a_list_of_categories_is_named():
         ({"id": 2}, "category 2 has the name None: "),
         ({"id": 2, "name": ""}, "category 2 has the name '': "),
         ({"id": 2, "name": "\ud800"}, "category 2 has the name '\\ud800': "),
+        (
+            {"id": 2, "name": "a\0b"},
+            "category 2 has the name 'a\\x00b': names are non-empty",
+        ),
         ({"id": 7, "name": "c"}, "category id 7 is given twice: 'sound' and 'c'"),
         ({"id": 8, "name": "sound"}, "categories 7 and 8 have the same name 'sound'"),
     ]
@@ -99,7 +103,7 @@ BAD_FILES = [
     (b"item { id: 1\n name: 'a' }\nitem { id: 2", "item 2 cannot be parsed"),
     (b"item { name: 'a' }", "'a' has id ''"),
     (b"", "no categories"),
-    (b"\xff\xfe\x00", "'utf-8' codec can't decode"),
+    (b"\xff\xfe\x00", "it is not text in UTF-8: save it as UTF-8"),
     (None, "No such file"),
 ]
 

@@ -380,6 +380,8 @@ def test_box_areas_replace_the_areas_of_evaluation_records(tmp_path):
     for box_areas, area in ((False, 7), (True, 1200)):
         source = open_evaluation(EvalArgs(eval_file_pattern=file, box_areas=box_areas), label_map)
         np.testing.assert_allclose(source.annotations.areas, [area], rtol=1e-6)
+        # The warning advises --box_areas.
+        assert ("area-differs" in [issue.kind for issue in source.annotations.issues]) != box_areas
 
 
 def test_coco_pixels_decides_about_boxes_of_turned_images_in_training_and_evaluation(tmp_path):

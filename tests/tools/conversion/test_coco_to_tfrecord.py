@@ -95,6 +95,15 @@ def test_record_of_a_box_outside_its_image_has_the_clipped_area_unless_it_is_the
     np.testing.assert_allclose(feature["image/object/area"].float_list.value, [10 * 8, 90], rtol=1e-6)
 
 
+def test_crowd_without_area_that_a_record_does_not_have_is_reported(data, tmp_path):
+    document = json.loads((data / "instances.json").read_text())
+    crowd = {"image_id": document["images"][0]["id"], "bbox": [3, 5, 0, 8], "iscrowd": 1, "id": 999}
+    document["annotations"].append(crowd | {"category_id": 3, "area": 9})
+    (data / "instances.json").write_text(json.dumps(document))
+    issues = load_coco(data / "instances.json", data / "images").issues
+    assert any("annotation 999 " in offender for offender in issues["box-empty"].offenders)
+
+
 def test_seed_shuffles_the_records_and_the_number_of_workers_does_not_change_them(drawn, tmp_path):
     orders = [[image["id"] for image in json.loads((drawn / "instances.json").read_text())["images"]]]
     cases = {"a": {"num_workers": 1}, "b": {"seed": 0, "num_workers": 7}, "c": {"seed": 1}}

@@ -141,6 +141,6 @@ def test_csv_whose_quotation_mark_hides_lines_is_refused(table):
     lines = ["filename,xmin,ymin,xmax,ymax,class,note"]
     lines += [f"{name}.png,3,4,10,12,cat,{note}" for name, note in (("a", '"x'), ("b", "y"), ("b", "z"))]
     table.write_text("\n".join(lines))
-    assert "is not a csv file in UTF-8: unexpected end of data" in user_error(table)
+    assert "is not a csv file: unexpected end of data" in user_error(table)
     table.write_text("\n".join([*lines, 'b.png,1,2,3,4,dog,x"']))
     assert f"{table} line 2 has a quoted line feed" in data_error(table)

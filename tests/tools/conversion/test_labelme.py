@@ -154,9 +154,11 @@ def test_directory_without_labelme_json_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "points", "text"),
     [
-        ("rectangle", [[3, 4]], "1 of 2 points"),
-        ("polygon", [[3, 4], [10, 12]], "2 of 3 points"),
-        ("rectangle", [[3, 4], [10**400, 12]], "OverflowError"),
+        ("rectangle", [[3, 4]], "a rectangle needs at least 2 points, it has 1"),
+        ("polygon", [[3, 4], [10, 12]], "a polygon needs at least 3 points, it has 2"),
+        ("circle", [[3, 4]], "a circle needs at least 2 points, it has 1"),
+        ("rectangle", [[3, 4], [10**400, 12]], "'shape_type': 'rectangle'"),
+        ("rectangle", [[3], [4]], "'points': [[3], [4]]"),
     ],
 )
 def test_labelme_shape_with_too_few_points_or_too_large_a_number_is_an_error(data_dir, kind, points, text):

@@ -195,7 +195,7 @@ INVALID = {
     "unknown class": ("2 0.5 0.5 0.2 0.2", "'2 0.5 0.5 0.2 0.2' has class 2, which is not one of the 2"),
     "negative width": ("0 0.5 0.5 -0.2 0.2", "line 1 '0 0.5 0.5 -0.2 0.2' has a negative side"),
     "negative height": ("0 0.5 0.5 0.2 -0.2", "has a negative side"),
-    "binary file": (b"\xff\xfe\x00", "a.txt is not UTF-8 text"),
+    "binary file": (b"\xff\xfe\x00", "a.txt is not text in UTF-8"),
 }
 
 
@@ -518,7 +518,9 @@ def test_missing_or_invalid_yolo_class_names_are_refused(data_dir):
     write_file(data_dir, "n.names", "cat\n\ndog\n\n")
     assert f"{names_file}: category 2 has the name ''" in user_error(data_dir, names_file=names_file)
     write_file(data_dir, "n.names", b"\xff")
-    assert f"{names_file} is not UTF-8 text" in user_error(data_dir, names_file=names_file)
+    assert f"{names_file} is not text in UTF-8: save it as UTF-8" in user_error(
+        data_dir, names_file=names_file
+    )
 
 
 def test_yolo_input_that_is_missing_or_an_image_list_given_with_split_is_refused(data_dir):

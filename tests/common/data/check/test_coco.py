@@ -82,9 +82,9 @@ ODD_VALUES = [
     (["annotations", 3, "bbox"], [1, 2, 0, 4], "box-empty", [f"{LAST}1.0, 2.0, 0.0, 4.0] in 20 x 10"]),
     (["annotations", 3, "bbox"], [1, 2, 3, 0], "box-empty", [f"{LAST}1.0, 2.0, 3.0, 0.0]"]),
     (["annotations", 3, "bbox"], [20, 2, 3, 4], "box-empty", [f"{LAST}20.0, "]),
-    # Annotation 1 marks a crowd, so its box is not reported.
+    # Annotation 1 marks a crowd, so its box is not clipped.
     (["annotations", 1, "bbox"], [0, 0, 25, 10], "box-outside", []),
-    (["annotations", 1, "bbox"], [0, 0, 0, 10], "box-empty", []),
+    (["annotations", 1, "bbox"], [0, 0, 0, 10], "box-empty", ["annotation 5 (image 42) has bbox"]),
     (["annotations", 0, "iscrowd"], 1, "crowd", ["annotation 5 (image 42) has bbox", FIRST]),
     (["annotations", 3, "image_id"], 7, "image-without-boxes", ["image 42 ('a.jpg')"]),
     (["annotations", 3, "bbox"], [1, 2, 0, 4], "image-without-boxes", ["image 42 ('a.jpg')"]),

@@ -118,6 +118,7 @@ def test_missing_shard_of_a_numbered_set_is_a_warning(tmp_path):
 BAD_SAMPLES = {
     "no image": ({"0001.json": b"{}"}, "sample-components", "has .json"),
     "no labels": ({"0001.png": PNG}, "sample-components", "has .png"),
+    "no dot": ({"0001": PNG}, "sample-components", "has a file without a dot"),
     "two images": (sample() | {"0001.jpg": PNG}, "sample-components", "has .png, .json, .jpg"),
     "labels.npy missing": (arrays(labels=None), "sample-components", "has .png, .image_id.npy, .boxes.npy"),
     "no json": (sample() | {"0001.json": b"nothing"}, "json-malformed", "JSON is malformed: "),
