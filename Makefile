@@ -35,7 +35,7 @@ $(VENV)/.ready: pyproject.toml docker/setup_env.sh $(wildcard docker/locks/*.txt
 
 horovod: $(VENV)/.horovod  ## installs Horovod for many processes: compiled once (two minutes on two cores), then cached
 
-$(VENV)/.horovod: $(VENV)/.ready docker/build_horovod.sh
+$(VENV)/.horovod: $(VENV)/.ready docker/build_horovod.sh docker/patch_horovod.sh
 	@docker/build_horovod.sh $(VENV)
 	@touch $@
 

@@ -34,6 +34,11 @@ own=$(env | grep '^HOROVOD_' | sort || true) # part of the key of the cached whe
 for tool in g++ make; do
   command -v $tool >/dev/null || fail "no $tool: Horovod is compiled (Debian and Ubuntu: apt install build-essential)"
 done
+nvcc=${HOROVOD_CUDA_HOME:+$HOROVOD_CUDA_HOME/bin/}nvcc
+has_nvcc() { "$nvcc" --version 2>/dev/null | grep -q 'release 12\.'; } # TensorFlow's CUDA libraries are of CUDA 12
+if [ "${HOROVOD_GPU_OPERATIONS:-}" = NCCL ] && command -v "$nvcc" >/dev/null && ! has_nvcc; then
+  fail "$(command -v "$nvcc") is not of CUDA 12: put nvcc of CUDA 12 on PATH, or set HOROVOD_CUDA_HOME to its toolkit"
+fi
 log=$venv/horovod.log
 : >"$log"
 pin=$(extra horovod | grep '^horovod==')
@@ -52,12 +57,11 @@ packaged_nccl() {
   export HOROVOD_NCCL_INCLUDE=$home/include HOROVOD_NCCL_LIB=$work HOROVOD_NCCL_LINK=SHARED
 }
 system_nccl() { echo '#include <nccl.h>' | g++ -E -x c++ - >/dev/null 2>&1; }
-has_nvcc() { command -v "${HOROVOD_CUDA_HOME:+$HOROVOD_CUDA_HOME/bin/}nvcc" >/dev/null; }
 if [ "${HOROVOD_GPU_OPERATIONS-NCCL}" = NCCL ]; then
   if has_nvcc && { [ -n "${HOROVOD_NCCL_HOME:-}${HOROVOD_NCCL_INCLUDE:-}" ] || packaged_nccl || system_nccl; }; then
     export HOROVOD_GPU_OPERATIONS=NCCL
   elif [ -z "${HOROVOD_GPU_OPERATIONS:-}" ] && nvidia-smi -L >/dev/null 2>&1; then
-    say "no nvcc or no NCCL here: gradients will go through the CPU. Put nvcc of CUDA 12 on PATH, then: rm $venv/.horovod && make horovod"
+    say "no nvcc of CUDA 12 or no NCCL here: gradients will go through the CPU. Put this nvcc on PATH, then: rm $venv/.horovod && make horovod"
   fi
 fi
 [ -n "${HOROVOD_GPU_OPERATIONS:-}" ] || unset HOROVOD_GPU_OPERATIONS
@@ -71,10 +75,10 @@ kind+=${HOROVOD_GPU_OPERATIONS:+-${HOROVOD_GPU_OPERATIONS,,}}
 export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
 export MAKEFLAGS=${MAKEFLAGS:--j$(nproc)} # Horovod's default is 8 jobs, which need 8 GB
 
-key=$("$python" - "$0" "$pin" "$kind" "$own" <<'PYTHON'
+key=$("$python" - "$0" "$here/docker/patch_horovod.sh" "$pin" "$kind" "$own" <<'PYTHON'
 import hashlib, importlib.metadata, pathlib, platform, sys
-parts = [*sys.argv[2:], importlib.metadata.version("tensorflow"), platform.python_version(), platform.machine(),
-         platform.libc_ver()[1], pathlib.Path(sys.argv[1]).read_text()]
+parts = [*sys.argv[3:], importlib.metadata.version("tensorflow"), platform.python_version(), platform.machine(),
+         platform.libc_ver()[1], *(pathlib.Path(script).read_text() for script in sys.argv[1:3])]
 print(hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
 PYTHON
 )
@@ -86,23 +90,7 @@ if ! compgen -G "$cache/*.whl" >/dev/null; then
     --dest "$work" "$pin" >>"$log" 2>&1 || fail "$pin could not be downloaded: see $log"
   tar xzf "$work"/horovod-*.tar.gz -C "$work"
   source=$(find "$work" -maxdepth 1 -mindepth 1 -type d -name 'horovod-*')
-  sed -i '/xla_mpi_ops\.cc/d' "$source/horovod/tensorflow/CMakeLists.txt"
-  # This TensorFlow has platform_specific_handle() instead of AsGpuStreamValue().
-  sed -i -e 's/^GpuStreamHandle AsGpuStreamValue/static &/' \
-    -e '/^#undef LOG/a\
-#if HAVE_GPU\
-namespace stream_executor::gpu {\
-static GpuStreamHandle AsGpuStreamValue(Stream* stream) {\
-  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);\
-}\
-}\
-#endif' "$source/horovod/tensorflow/mpi_ops.cc"
-  # Horovod connects the ranks by the host's own name, which is 127.0.1.1 on many hosts. The first patch uses the interface
-  # that horovodrun found. The second reports an error where Horovod would crash.
-  sed -i '/^void GlooContext::InitializeForProcessSet/,/^}/s/iface = gloo_iface_;/iface = global_context.gloo_iface_;/' \
-    "$source/horovod/common/gloo/gloo_context.cc"
-  sed -i 's/GLOO_ENFORCE_NE(rv, -1);/GLOO_ENFORCE_EQ(rv, 0, "No address for this host: ", attr.hostname);/' \
-    "$source/third_party/gloo/gloo/transport/tcp/device.cc"
+  "$here/docker/patch_horovod.sh" "$source"
   # Where the library finds NCCL: in the same site-packages, then in HOROVOD_NCCL_HOME.
   rpath="\\\$ORIGIN/../../nvidia/nccl/lib${HOROVOD_NCCL_HOME:+;$HOROVOD_NCCL_HOME/lib}"
   printf 'set_target_properties(tensorflow PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE INSTALL_RPATH "%s")\n' "$rpath" \

@@ -99,6 +99,18 @@ def test_sigterm_to_the_entrypoint_stops_only_the_ranks_of_its_horovodrun_and_th
 # --- docker/build_horovod.sh ----------------------------------------------------------------------
 
 
+def test_horovod_with_nccl_is_not_built_with_the_compiler_of_another_cuda_version(tmp_path):
+    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.48'\n")
+    nvcc.chmod(0o755)
+    env = {**os.environ, "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_CUDA_HOME": str(tmp_path / "cuda")}
+    words = [DOCKER / "build_horovod.sh", tmp_path]
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(f"error: {nvcc} is not of CUDA 12: put nvcc of CUDA 12 on PATH, or set")
+
+
 @pytest.mark.slow
 def test_ranks_connect_on_a_host_whose_name_has_no_address(tmp_path):
     """Horovod 0.28.1 without our patch looks up the host name, and crashes."""
