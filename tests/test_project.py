@@ -1,11 +1,13 @@
 """Tests the project's files: pins, locks, licences and the CI workflow."""
 
+import fnmatch
 import re
 import tomllib
 
 import pytest
 import yaml
 
+from common.evaluation import exported
 from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -46,6 +48,13 @@ def test_github_workflow_runs_only_the_ci_script():
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
     assert all("@" in step["uses"] for step in job["steps"] if "uses" in step)
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
+
+
+def test_extra_gpu_export_has_the_versions_that_messages_of_the_export_name():
+    for requirement, pin in zip(
+        (exported.ONNX_RUNTIME, exported.TENSORRT), pins(["gpu-export"])[-2:], strict=True
+    ):
+        assert fnmatch.fnmatch(pin, requirement.strip("'"))
 
 
 @pytest.mark.parametrize("extras", [OF_SETUP, (*OF_SETUP, "gpu")], ids="+".join)

@@ -21,7 +21,8 @@ Outputs = dict[str, np.ndarray]
 Run = Callable[[np.ndarray, np.ndarray], Outputs]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
 
 RESIZED = "resized"  # signature of a saved_model for images that are already letterboxed
-TENSORRT = "'tensorrt-cu12==10.16.*'"  # for CUDA 12, as TensorFlow's wheels are; quoted for the shell
+# For CUDA 12, as TensorFlow's wheels are: onnxruntime-gpu 1.27 needs CUDA 13. Quoted for the shell.
+ONNX_RUNTIME, TENSORRT = "'onnxruntime-gpu==1.26.*'", "'tensorrt-cu12==10.16.*'"
 
 
 def open_runner(path: pathlib.Path) -> Run:
@@ -83,8 +84,7 @@ def _open_onnx(path: pathlib.Path) -> Run:
     on_gpu = [(cuda, {"use_tf32": "0"})] if cuda in onnxruntime.get_available_providers() else []
     session = onnxruntime.InferenceSession(path, providers=[*on_gpu, cpu])
     if cuda not in session.get_providers() and tf.config.list_physical_devices("GPU"):
-        # onnxruntime-gpu 1.27 requires CUDA 13, but TensorFlow's wheels have CUDA 12.
-        instead = "pip uninstall onnxruntime; pip install 'onnxruntime-gpu==1.26.*'"
+        instead = f"pip uninstall onnxruntime; pip install {ONNX_RUNTIME}"
         log_once(f"ONNX Runtime runs on the CPU here. To use the GPU: {instead}")
     names = [output.name for output in session.get_outputs()]
 
