@@ -8,6 +8,7 @@ import tomllib
 import pytest
 import yaml
 
+from common.data import storage
 from tests.test_launch_files import LAUNCHER, SPEC, WORKER
 from tests.test_readme import PAGES
 
@@ -63,6 +64,15 @@ def test_docker_image_installs_only_the_locked_packages_of_pyproject(path):
         assert f"\n{package.partition('[')[0]}=={version} " in lock, pin
     runs = " ".join(values_of(build, "RUN"))
     assert "docker/setup_env.sh .venv ${EXTRAS}" in runs and "docker/build_horovod.sh .venv" in runs
+
+
+@every_dockerfile
+def test_docker_image_can_read_a_bucket_through_https(path):
+    assert "s3" in argument(stages(path)[1], "EXTRAS")
+    assert (
+        f"ln -s {storage._DEBIAN_CERTIFICATES} {storage._CERTIFICATES}"
+        in values_of(stages(path)[-1], "RUN")[0]
+    )
 
 
 @every_dockerfile
