@@ -3,6 +3,7 @@ PYTHON ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 TORCH := $(VENV)/torch
+TRITON := $(VENV)/triton
 DEMO := runs/demo-efficientdet
 DEMO_YOLOV4 := runs/demo-yolov4
 DEMO_DATA := runs/demo-data
@@ -22,7 +23,7 @@ CHECKS := tests/test_files_of_0_1_0.py tests/apps/test_determinism.py tests/dist
   tests/test_structure.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod torch demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench bench-gpu soak pictures docker docker-test lint format clean
+.PHONY: help setup horovod torch triton demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench bench-gpu soak pictures docker docker-test lint format clean
 
 help:  ## lists all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +48,17 @@ $(TORCH)/.ready: pyproject.toml | setup
 	  print(*p["dependencies"], *p["optional-dependencies"]["torch"], sep="\n")' >$(TORCH)/pins.txt
 	$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(TORCH)/pins.txt \
 	  nvidia-dali-cuda120 numpy pillow torch
+	@touch $@
+
+triton: $(TRITON)/.ready  ## creates another environment with a Triton server, for the tests of export.py --format=triton (1.5 GB, a minute)
+
+# The server's Python backend returns empty arrays with NumPy 2.
+$(TRITON)/.ready: pyproject.toml | setup
+	$(RUN) -m venv $(TRITON)
+	$(RUN) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = p["optional-dependencies"]; \
+	  print(*extras["triton"], *(pin for pin in p["dependencies"] + extras["export"] \
+	    if pin.startswith(("nvidia-dali", "onnxruntime", "pillow"))), "numpy<2", sep="\n")' >$(TRITON)/pins.txt
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(TRITON)/pins.txt
 	@touch $@
 
 # $(1): app, $(2): directory of its demo. Trains, or resumes a run, unless another version of the code made it.
@@ -107,7 +119,7 @@ check: horovod  ## tests what a change must not break: resuming, bit-identical r
 test: lint horovod  ## runs lint, then all tests except the long ones, in JOBS=2 processes of up to 3 GB each
 	CUDA_VISIBLE_DEVICES= $(PYTEST) -m 'not slow' $(PYTEST_FLAGS)
 
-test-long: horovod torch  ## runs only the long tests: the commands of the pages, comparisons of runs
+test-long: horovod torch triton  ## runs only the long tests: the commands of the pages, comparisons of runs
 	CUDA_VISIBLE_DEVICES= $(PYTEST) -m slow
 
 test-all: test test-long  ## runs all tests

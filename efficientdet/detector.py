@@ -9,6 +9,10 @@ for boxes_px, scores, class_names in detect(["a.jpg", "b.jpg"]):
 
 import os
 
+from common.progress import import_tensorflow
+
+import_tensorflow()  # first, because it sets what TensorFlow reads during its import
+
 from common.distributed.start import share_gpu_memory
 from common.evaluation.detectors import open_detector
 from common.evaluation.image_detector import BATCH_SIZE, ImageDetector

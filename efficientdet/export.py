@@ -33,7 +33,7 @@ if __name__ == "__main__":  # check the flags first, because the imports below t
     import_tensorflow()
 
 from common.export import exporter
-from efficientdet.export_parts import make_exportable
+from efficientdet.export_parts import make_exportable, placement
 from efficientdet.loaders import make_loader
 from efficientdet.predict import APP
 
@@ -44,7 +44,7 @@ def export(a: ExportArgs) -> pathlib.Path:
     Raises:
         UserError: see `exporter.export`.
     """
-    return exporter.export(APP, a, make_exportable, make_loader, nms_method="hard")
+    return exporter.export(APP, a, make_exportable, make_loader, placement, nms_method="hard")
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from common import letterbox
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.data import tf_readers
 from common.export.export_graph import Exportable
+from common.export.triton_repository import Placement
 from efficientdet import postprocess, tf_pipeline
 from efficientdet.config import EfficientDetConfig
 
@@ -53,3 +54,8 @@ def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportabl
         candidates=lambda raw: postprocess.candidates(halves(raw), config),
         decode_all=lambda raw: postprocess.decode_all(halves(raw), config),
     )
+
+
+def placement(config: EfficientDetConfig) -> Placement:
+    """Returns where preprocessing places an image in the network input."""
+    return Placement(keep_aspect=True, centered=False, antialias=config.antialias)

@@ -33,7 +33,7 @@ if __name__ == "__main__":  # check the flags first, because the imports below t
     import_tensorflow()
 
 from common.export import exporter
-from yolov4.export_parts import make_exportable
+from yolov4.export_parts import make_exportable, placement
 from yolov4.loaders import make_loader
 from yolov4.predict import APP
 
@@ -44,7 +44,7 @@ def export(a: ExportArgs) -> pathlib.Path:
     Raises:
         UserError: see `exporter.export`.
     """
-    return exporter.export(APP, a, make_exportable, make_loader, nms_method="greedy")
+    return exporter.export(APP, a, make_exportable, make_loader, placement, nms_method="greedy")
 
 
 def main() -> None:

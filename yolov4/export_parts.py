@@ -6,6 +6,7 @@ import tensorflow as tf
 from common import letterbox
 from common.data import tf_readers
 from common.export.export_graph import Exportable
+from common.export.triton_repository import Placement
 from yolov4 import postprocess, tf_pipeline
 from yolov4.config import FILL, YOLOv4Config
 
@@ -47,3 +48,8 @@ def make_exportable(model: keras.Model, config: YOLOv4Config) -> Exportable:
         candidates=lambda raw: postprocess.candidates(raw, config),
         decode_all=lambda raw: postprocess.decode_all(raw, config),
     )
+
+
+def placement(config: YOLOv4Config) -> Placement:
+    """Returns where preprocessing places an image in the network input."""
+    return Placement(keep_aspect=config.letterbox, centered=True, antialias=config.antialias)

@@ -38,6 +38,19 @@ def open_detector(
     if not model_metadata.is_exported(file):
         model, config, label_map, file = app.load(path, image_size, spec, **defaults)
         return Detector(app.make_detect(model, config), config, label_map, file)
+    config, metadata = read_exported(app, file, image_size, spec)
+    detect = exported.make_detect(exported.open_runner(file), app.to_pixels)
+    return Detector(detect, config, LabelMap.from_json(metadata["label_map"]), file)
+
+
+def read_exported(
+    app: App, file: pathlib.Path, image_size: str | None, spec: str | None
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the config and the metadata of an exported model with NMS.
+
+    Raises:
+        UserError: the file is damaged, of another app or without NMS, or `image_size` or `spec` is given.
+    """
     metadata = model_metadata.read(file)
     config = app.read_config(metadata, file)
     for flag, value in (("image_size", image_size), ("hparams", spec)):
@@ -46,5 +59,4 @@ def open_detector(
     nms = metadata.get("export", {}).get("nms")
     if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
         raise UserError(f"{file} was exported with --nms={nms}: export it again with --nms=standard")
-    detect = exported.make_detect(exported.open_runner(file), app.to_pixels)
-    return Detector(detect, config, LabelMap.from_json(metadata["label_map"]), file)
+    return config, metadata

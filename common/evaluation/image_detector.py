@@ -1,5 +1,6 @@
 """Detects objects from Python, in image files and in arrays. Each app's detector.py makes the detector."""
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
@@ -98,6 +99,7 @@ class ImageDetector:
         try:
             outputs = dict(zip(self._loader.element_spec, pipeline.run(), strict=True))
         except RuntimeError:
+            self._loader = dataclasses.replace(self._loader)  # DALI's pipeline is no longer usable
             for image, each in zip(images, encoded, strict=True):
                 if not isinstance(image, np.ndarray):
                     _check(image, each.tobytes(), ImagePolicy(decode=True))

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,13 +20,16 @@ from common.data.sources import Source
 from common.distributed.start import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import exported as runtimes
+from common.evaluation.detectors import read_exported
 from common.evaluation.evaluate import evaluate
-from common.export import tensorflow_files, tensorrt, verify
+from common.export import tensorflow_files, tensorrt, triton_repository, verify
 from common.export.export_graph import Exportable
 from common.export.options import ExportArgs
-from common.files import write_directory, write_file
+from common.export.triton_repository import Placement
+from common.files import user_errors, write_directory, write_file
 from common.progress import log
 from common.weights import weight_files as weights
+from common.weights.model_metadata import is_exported
 from common.weights.trained import App, Detect
 
 _CALIBRATION_BATCH = 4
@@ -38,12 +42,13 @@ def export(
     options: ExportArgs,
     make_exportable: Callable[[keras.Model, Any], Exportable],
     make_loader: OpenLoader,
+    placement: Callable[[Any], Placement],
     nms_method: str,
 ) -> pathlib.Path:
     """Writes the exported file, compares it with the weights, and returns its path.
 
     Args:
-        make_exportable, make_loader: the app's functions in export_parts.py and loaders.py.
+        make_exportable, make_loader, placement: the app's functions in export_parts.py and loaders.py.
         nms_method: the name of hard NMS, which is exported, in the app's config.
 
     Raises:
@@ -51,6 +56,8 @@ def export(
             a float32 file gives other detections than the weights.
     """
     options.check()
+    if options.format == "triton" and is_exported(pathlib.Path(options.weights or "")):
+        return _wrap(app, options, placement)
     sources = _open_sources(options)  # before all that takes minutes
     share_gpu_memory()
     model, trained_config, label_map, weights_file = app.load(
@@ -65,7 +72,7 @@ def export(
     open_loader = functools.partial(make_loader, config=config, training=False, with_targets=False)
     metadata = weights.read_metadata(weights_file)
     metadata |= app.make_metadata(config, label_map, metadata["num_classes"])
-    _write(parts, options, metadata, sources.calibration, open_loader)
+    _write(parts, options, metadata, placement(config), sources.calibration, open_loader)
     hard = app.make_detect(model, config)
     log(f"comparing {options.verified_file} with the weights")
     compare = functools.partial(_compare, parts, options, hard, app.to_pixels, sources.images, open_loader)
@@ -86,9 +93,36 @@ def export(
     if options.format == "tensorrt":
         tensorrt.build(options.verified_file, options.file, parts.image_size)
         compare(options.file)
-    size = sum(file.stat().st_size for file in [options.file, *options.file.rglob("*")] if file.is_file())
-    print(f"wrote {options.file} ({size / 2**20:.1f} MiB)")
-    return options.file
+    return _report(options.file)
+
+
+def _report(file: pathlib.Path) -> pathlib.Path:
+    size = sum(each.stat().st_size for each in [file, *file.rglob("*")] if each.is_file())
+    print(f"wrote {file} ({size / 2**20:.1f} MiB)")
+    return file
+
+
+def _wrap(app: App, options: ExportArgs, placement: Callable[[Any], Placement]) -> pathlib.Path:
+    """Writes a Triton repository with an .onnx or .plan file that was exported before."""
+    model = pathlib.Path(options.weights or "")
+    if model.suffix not in (".onnx", ".plan"):
+        raise UserError(f"--format=triton takes weights, or an .onnx or .plan file, not --weights={model}")
+    config, metadata = read_exported(app, model, options.image_size, options.hparams)
+    for flag, default in (("quantize", "none"), ("calibration_images", None), ("verify_images", None)):
+        if (value := getattr(options, flag)) != default:
+            raise UserError(
+                f"--{flag}={value} has no effect on {model}: it is already exported; omit the flag"
+            )
+    write_model = functools.partial(shutil.copyfile, model)
+    _write_repository(options, model.suffix, write_model, placement(config), metadata)
+    return _report(options.file)
+
+
+def _write_repository(options: ExportArgs, *arguments: Any) -> None:
+    """Writes a Triton repository; `arguments` are those of triton_repository.write."""
+    with user_errors(f"--output={options.output} cannot be written"):
+        options.file.parent.mkdir(parents=True, exist_ok=True)
+        write_directory(options.file, lambda path: triton_repository.write(path, *arguments))
 
 
 class _Sources(NamedTuple):
@@ -115,6 +149,7 @@ def _write(
     parts: Exportable,
     options: ExportArgs,
     metadata: dict[str, Any],
+    placement: Placement,
     calibration: Source | None,
     open_loader: OpenLoader,
 ) -> None:
@@ -147,6 +182,10 @@ def _write(
             writer = functools.partial(
                 onnx_file.write, quantize=_quantizer(options, calibration, open_loader)
             )
+        if options.format == "triton":
+            write_model = functools.partial(writer, parts, **options_of_writer)
+            _write_repository(options, ".onnx", write_model, placement, metadata)
+            return
         output.parent.mkdir(parents=True, exist_ok=True)
         write = write_directory if is_saved_model else write_file
         write(options.verified_file, lambda path: writer(parts, path, **options_of_writer))

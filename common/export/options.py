@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from common.args import ImageArgs, TrainedArgs, flag
 from common.errors import UserError
+from common.export import triton_repository
 
 QUANTIZE = ("none", "fp16", "int8")
 NMS = ("standard", "efficientnms_trt", "none")
@@ -35,17 +36,22 @@ FORMATS = {
     "onnx": Format(".onnx", QUANTIZE, NMS, True, _ONNX_PACKAGES),
     "litert": Format(".tflite", QUANTIZE, ("standard", "none"), False, ("ai_edge_litert",)),
     "tensorrt": Format(".plan", QUANTIZE, ("efficientnms_trt", "standard", "none"), True, _ONNX_PACKAGES),
+    "triton": Format("", QUANTIZE, ("standard",), True, _ONNX_PACKAGES),
 }
+# A file that shows that a directory has the format.
+_FILE_IN_DIRECTORY = {"saved_model": "saved_model.pb", "triton": f"{triton_repository.ENSEMBLE}/config.pbtxt"}
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportArgs(TrainedArgs, ImageArgs):
     format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
-    output: str = flag(None, "File to write; for saved_model, a directory. An existing output is replaced.")
+    output: str = flag(
+        None, "File to write; for saved_model and triton, a directory. An existing output is replaced."
+    )
     quantize: str = flag(
         "none",
-        "fp16 halves the size of the weights, int8 quarters it. For onnx and tensorrt, int8 needs "
-        "--calibration_images.",
+        "fp16 halves the size of the weights, int8 quarters it. For onnx, tensorrt and triton, "
+        "int8 needs --calibration_images.",
         choices=QUANTIZE,
     )
     calibration_images: str | None = flag(
@@ -68,7 +74,9 @@ class ExportArgs(TrainedArgs, ImageArgs):
 
     @property
     def verified_file(self) -> pathlib.Path:
-        """The file to compare with the weights. For TensorRT this is the ONNX file."""
+        """The file to compare with the weights. For TensorRT and Triton this is the ONNX file."""
+        if self.format == "triton":
+            return (self.file / triton_repository.MODEL).with_suffix(".onnx")
         return self.file.with_suffix(".onnx") if self.format == "tensorrt" else self.file
 
     @property
@@ -84,7 +92,7 @@ class ExportArgs(TrainedArgs, ImageArgs):
         if not self.output or (suffix and self.file.suffix != suffix):
             place = f"a file that ends in {suffix}" if suffix else "a directory"
             raise UserError(f"--output={self.output}: give {place} for --format={self.format}")
-        is_export = self.file.is_file() if suffix else (self.file / "saved_model.pb").is_file()
+        is_export = (self.file / _FILE_IN_DIRECTORY.get(self.format, "")).is_file()
         if self.file.exists() and not is_export:
             raise UserError(f"--output={self.output} exists and is not a {self.format}: choose another path")
         for package in packages:

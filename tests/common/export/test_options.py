@@ -20,6 +20,7 @@ ONNX = {"weights": "w", "format": "onnx", "output": "a.onnx"}
 SAVED_MODEL = {"format": "saved_model", "output": "a"}
 LITERT = {"format": "litert", "output": "a.tflite"}
 TENSORRT = {"format": "tensorrt", "output": "a.plan"}
+TRITON = {"format": "triton", "output": "a"}
 TRUTH = {"verify_annotations": "x", "verify_images": "y"}
 
 
@@ -28,6 +29,7 @@ WRONG_FLAGS = [
     ({"format": "tflite"}, "--format=tflite is unknown: use one of"),
     ({"output": None}, "--output=None: give a file that ends in .onnx for --format=onnx"),
     ({"output": "a.tflite"}, "--output=a.tflite: give a file that ends in .onnx"),
+    (TRITON | {"nms": "none"}, "--nms=none: --format=triton supports only standard"),
     (SAVED_MODEL | {"output": None}, "--output=None: give a directory for --format=saved_model"),
     (SAVED_MODEL | {"quantize": "fp16"}, "--quantize=fp16: --format=saved_model supports only none"),
     (LITERT | {"nms": "efficientnms_trt"}, "--nms=efficientnms_trt: --format=litert supports only standard"),
@@ -63,8 +65,8 @@ def test_default_nms_of_an_export_is_standard_for_onnx_and_efficientnms_trt_for_
 
 @pytest.mark.parametrize(
     ("flags", "is_file"),
-    [(ONNX, False), (SAVED_MODEL, True), (SAVED_MODEL, False)],
-    ids=["onnx", "file", "directory"],
+    [(ONNX, False), (SAVED_MODEL, True), (SAVED_MODEL, False), (TRITON, False)],
+    ids=["onnx", "file", "directory", "triton"],
 )
 def test_output_of_another_kind_is_refused_and_not_replaced(flags, is_file, tmp_path):
     output = tmp_path / flags["output"]
@@ -97,7 +99,7 @@ def test_images_of_an_export_are_refused_with_their_flag_before_the_weights_are_
     def export(**more):
         values = {name: value.format(tmp_path) for name, value in flags.items()}
         options = ExportArgs(**ONNX | values | more)
-        exporter.export(mock.NonCallableMock(spec=[]), options, None, None, nms_method="hard")
+        exporter.export(mock.NonCallableMock(spec=[]), options, None, None, None, nms_method="hard")
 
     assert refusal(export).startswith(f"{flag}={tmp_path}: no image files found")
     (tmp_path / "a.png").write_bytes(b"no image")
