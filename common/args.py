@@ -38,7 +38,7 @@ MOST_USED = (
 
 # Names of flags (fields of Args) that several commands use.
 IMAGE_FLAGS = ("on_bad_image", "max_megapixels")
-DECODER_FLAGS = ("hw_decoder_load", "roi_decoding")
+DECODER_FLAGS = ("hw_decoder_load", "fancy_upsampling", "roi_decoding")
 BATCH_FLAGS = ("num_threads", "prefetch", "batch_size", *IMAGE_FLAGS)
 
 
@@ -96,6 +96,9 @@ class LoaderArgs(ImageArgs):
     prefetch: int = flag(2, "Number of batches that the loader prepares ahead.", low=1)
     hw_decoder_load: float = flag(
         0.65, "Fraction of JPEGs that the GPU's JPEG engines decode (A100 and later).", low=0.0, high=1.0
+    )
+    fancy_upsampling: bool = flag(
+        True, "On a GPU, interpolate the colours of JPEGs as CPUs do. Off: pixels differ from those of a CPU."
     )
     roi_decoding: bool = flag(
         False, "On a GPU, decode only the needed part of an image, as CPUs do. Can crash with DALI 2.4."

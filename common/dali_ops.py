@@ -40,12 +40,15 @@ class Decoder:
         largest: (height, width) for which the engines reserve memory. With (0, 0), memory grows on demand.
         roi: on a GPU, decode only the needed window, as CPUs always do. Off by default, because it can crash
             with DALI 2.4 (github.com/NVIDIA/nvImageCodec/issues/55).
+        fancy_upsampling: on a GPU, interpolate the colours of complete JPEGs as CPUs always do. nvJPEG cannot
+            do this for a window.
     """
 
     device: str = "cpu"
     hw_load: float = 0.65
     largest: tuple[int, int] = (0, 0)
     roi: bool = False
+    fancy_upsampling: bool = True
 
     def crop(self, jpegs: DataNode, window: DataNode) -> DataNode:
         """Decodes a window of an image.
@@ -67,8 +70,7 @@ class Decoder:
             "hw_decoder_load": self.hw_load,
             "preallocate_height_hint": height,
             "preallocate_width_hint": width,
-            # Interpolates chroma as CPU decoders do. nvJPEG cannot do this for a window.
-            "jpeg_fancy_upsampling": not self.roi,
+            "jpeg_fancy_upsampling": self.fancy_upsampling and not self.roi,
         }
         if self.roi:
             return fn.decoders.image_slice(jpegs, **part, **options)

@@ -48,7 +48,7 @@ class BaseLoader:
         shard_id, num_shards: index of the shard that is read; number of shards.
         num_threads, prefetch: number of CPU threads; number of batches that are loaded ahead.
         device_id: the GPU that gets the batches, as CUDA and DALI number it. None: batches are on the CPU.
-        hw_decoder_load, roi_decoding: options of DALI on a GPU, see dali_ops.Decoder.
+        hw_decoder_load, fancy_upsampling, roi_decoding: options of DALI on a GPU, see dali_ops.Decoder.
         num_classes: number of classes of synthetic data.
         checkpointing: lets tf.train.Checkpoint save `iterator()`; has no effect on a GPU.
         seed: sets the order of the images, equal for all shards, and the augmentation, different for each.
@@ -67,6 +67,7 @@ class BaseLoader:
     prefetch: int = 2
     device_id: int | None = None
     hw_decoder_load: float = Decoder.hw_load
+    fancy_upsampling: bool = Decoder.fancy_upsampling
     roi_decoding: bool = Decoder.roi
     num_classes: int = 80
     checkpointing: bool = True
@@ -177,7 +178,7 @@ class DaliOptions(BaseLoader):
         height, width = self.opened_source.annotations.image_sizes.max(axis=0, initial=0).tolist()
         fits = self.batch_size * self.hw_decoder_load * height * width * 3 <= MAX_RESERVED
         largest = (height, width) if fits else (0, 0)
-        return Decoder(self.device, self.hw_decoder_load, largest, self.roi_decoding)
+        return Decoder(self.device, self.hw_decoder_load, largest, self.roi_decoding, self.fancy_upsampling)
 
 
 def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) -> int:

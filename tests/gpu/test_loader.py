@@ -9,14 +9,12 @@ from nvidia import dali
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager import context
 
-import efficientdet.train
 from common import hparams
 from common.data import loader
 from common.data.open import open_coco
 from common.distributed.ranks import Ranks
 from common.training import input_feed
 from common.training.checkpoints import RunState
-from efficientdet.model import build_model
 from tests.apps.conftest import APPS
 
 INPUT = (64, 96)
@@ -66,12 +64,10 @@ def test_gpu_loader_gives_all_tensors_on_the_gpu_and_none_of_type_int32(feed):
 
 @pytest.mark.gpu
 def test_no_tensor_is_copied_to_the_host_between_gpu_loader_and_loss(app, feed, config):
-    if app.name == "yolov4":
-        pytest.skip("the host reads a number of boxes, which decides when a loop of the loss ends")
     images, targets = next(feed("dali_gpu"))
     with tf.device("/gpu:0"):
-        model = build_model(app.model_name, NUM_CLASSES, config=config)
-        loss = tf.function(lambda *batch: efficientdet.train.loss_values(model, config, *batch)["loss"])
+        model = app.package.train.build_model(app.model_name, NUM_CLASSES, config=config)
+        loss = tf.function(lambda *batch: app.package.train.loss_values(model, config, *batch)["loss"])
         graphs = graphs_of(loss, images, targets)
     assert [name for graph in graphs for name in sent_to_host(graph)] == []
 
@@ -162,6 +158,11 @@ def test_gpu_graph_decodes_complete_images_into_memory_for_the_largest_image_of_
         assert arguments["jpeg_fancy_upsampling"] and not arguments["adjust_orientation"]
         size = arguments["preallocate_height_hint"], arguments["preallocate_width_hint"]
         assert size == (137, 151)
+
+
+def test_gpu_graph_without_fancy_upsampling_decodes_images_without_it(operators):
+    decoders = [x for x in operators(fancy_upsampling=False) if x[0] == "Image"]
+    assert [arguments["jpeg_fancy_upsampling"] for _, _, arguments, _ in decoders] == [False] * len(decoders)
 
 
 def test_gpu_graph_with_roi_decoding_decodes_crops(operators):

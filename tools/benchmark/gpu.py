@@ -13,6 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
+from common import args
 from common.args import default_threads
 from common.data.loader import gpu_visible
 from common.errors import UserError
@@ -23,10 +26,13 @@ from tools.benchmark.rounds import Record
 
 BATCH_SIZES = {"efficientdet": 64, "yolov4": 16}
 PAYS = 1.05  # smallest speed-up that is worth a flag
-LOADER, STEP, BOTH = "data:dali_gpu", "model", "both:dali_gpu"  # roles of worker.work
+# roles of worker.work
+LOADER, TF_DATA, STEP, BOTH = "data:dali_gpu", "data:tensorflow", "model", "both:dali_gpu"
+EVALUATION = "inference:dali_gpu"
 _SET_BY_ROWS = (
     *("model_name", "what", "pipeline_types", "baseline", "hparams", "batch_size", "num_threads"),
-    *("hw_decoder_load", "roi_decoding", "precision", "xla"),
+    *args.DECODER_FLAGS,
+    *("precision", "xla"),
 )
 
 
@@ -46,22 +52,27 @@ class Row(NamedTuple):
         return f"{self.app} {self.role} {self.text}".rstrip()
 
 
-def all_rows(cores: int) -> list[Row]:
-    """Returns the rows for a host with `cores` CPU cores. The first rows of a role have the fewest flags."""
+def all_rows(cores: int, gpus: int) -> list[Row]:
+    """Returns the rows for a host with these CPU cores and GPUs. A role's first rows have the fewest flags.
+
+    The numbers of threads are 2, the default of a single rank, a rank's share of the cores, and all cores.
+    """
     rows = []
+    threads = sorted({2, max(cores // gpus, 1), cores} - {default_threads()})
     for app, batch_size in BATCH_SIZES.items():
         loader: list[dict[str, Any]] = [{}]
-        loader += [{"num_threads": n} for n in (2, 4, 8, 16, 32) if n <= cores and n != default_threads()]
+        loader += [{"num_threads": number} for number in threads if number <= cores]
         loader += [{"hw_decoder_load": load} for load in (0.0, 0.3, 0.45, 1.0)]
-        loader += [{"batch_size": batch_size // 4}, {"batch_size": batch_size * 2}, {"roi_decoding": True}]
+        loader += [{"fancy_upsampling": False}, {"roi_decoding": True}]
+        loader += [{"batch_size": batch_size // 4}, {"batch_size": batch_size * 2}]
         if app == "yolov4":
             loader.append({"hparams": "mosaic_tiles=fresh"})
         precisions = ("float32", "mixed_bfloat16", "mixed_float16")
         step = [{"precision": p, "xla": xla} for p, xla in itertools.product(precisions, (False, True))]
         bfloat16, compiled = step[2:4]
-        rows += [Row(app, LOADER, flags) for flags in loader]
+        rows += [Row(app, LOADER, flags) for flags in loader] + [Row(app, TF_DATA, {})]
         rows += [Row(app, STEP, flags) for flags in (*step, compiled | {"batch_size": batch_size * 2})]
-        rows += [Row(app, BOTH, flags) for flags in (bfloat16, compiled)]
+        rows += [Row(app, BOTH, flags) for flags in (bfloat16, compiled)] + [Row(app, EVALUATION, {})]
     return rows
 
 
@@ -78,21 +89,25 @@ def measure(a: BenchArgs) -> None:
             raise UserError(f"omit --{name}: the measurement itself sets it")
     if not a.json:
         raise UserError("--json=FILE is missing: it keeps the results")
-    rows, record = all_rows(len(os.sched_getaffinity(0))), open_record(a, a.json)
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    rows, record = all_rows(len(os.sched_getaffinity(0)), max(gpus, 1)), open_record(a, a.json)
     flags = {app: _checked(app, a) for app in BATCH_SIZES}
-    results = record["candidates"]
     with tempfile.TemporaryDirectory(prefix="bench-") as logs:
         for row in rows:
+            results = record["inference" if row.role == EVALUATION else "candidates"]
             if "error" in results.get(row.name, {"error": "not measured"}):
                 of_row = dataclasses.replace(flags[row.app], **row.flags)
                 command = measuring.command(APPS[row.app], row.role, of_row)._replace(name=row.name)
-                results |= rounds.measure(
-                    [command], rounds=a.rounds, seconds=a.seconds, logs=pathlib.Path(logs)
-                )
+                if row.role == EVALUATION:
+                    results[row.name] = rounds.result(command, pathlib.Path(logs))
+                else:
+                    results |= rounds.measure(
+                        [command], rounds=a.rounds, seconds=a.seconds, logs=pathlib.Path(logs)
+                    )
                 measuring.write_json(a.json, record)
-    print("\n".join([table(results), "", *verdict(rows, results)]), flush=True)
+    print("\n".join([table(record), "", *verdict(rows, record)]), flush=True)
     log(f"wrote {a.json}")
-    if not report.succeeded(results):
+    if not report.succeeded(record["candidates"]):
         raise UserError("nothing could be measured: the lines above name the reasons")
 
 
@@ -109,25 +124,36 @@ def open_record(a: BenchArgs, path: str) -> Record:
     return record
 
 
-def table(results: Record) -> str:
-    lines = [["", "images/s", "CPU ms/image", "peak MB"]]
-    for name, each in report.succeeded(results).items():
+def table(record: Record) -> str:
+    """Returns the rows for docs/benchmarks.md."""
+    lines = ["| | images/s | CPU ms per image | memory on the host, MB |", "|---|--:|--:|--:|"]
+    for name, each in report.succeeded(record["candidates"]).items():
         rate, cpu = (each[key]["median"] for key in ("images_per_second", "cpu_ms_per_image"))
-        lines.append([name, f"{rate:.4g}", f"{cpu:.3g}", f"{each['peak_bytes'] / 1e6:.0f}"])
-    return report.align(lines)
+        lines.append(f"| {name} | {rate:.4g} | {cpu:.3g} | {each['peak_bytes'] / 1e6:.0f} |")
+    for name, times in report.succeeded(record["inference"]).items():
+        for each in times:
+            rate = f"{each['images_per_second']:.4g}"
+            lines.append(f"| {name} --batch_size={each['batch_size']} | {rate} | | |")
+    return "\n".join(lines)
 
 
-def verdict(rows: Sequence[Row], results: Record) -> list[str]:
-    """Returns which rows failed, and for each app which flags to change and what limits training."""
-    lines = [f"{name}: failed: {each['error']}" for name, each in results.items() if "error" in each]
+def verdict(rows: Sequence[Row], record: Record) -> list[str]:
+    """Returns for each app whether DALI helps, which flags to change and what limits training.
+
+    The last lines are the rows that failed.
+    """
+    lines = []
     rates: dict[tuple[str, str], dict[str, float]] = {}
+    measured = report.succeeded(record["candidates"])
     for row in rows:
-        if row.name in report.succeeded(results):
-            rate = results[row.name]["images_per_second"]["median"]
+        if row.name in measured:
+            rate = measured[row.name]["images_per_second"]["median"]
             rates.setdefault((row.app, row.role), {})[row.text] = rate
     for app in BATCH_SIZES:
         loader, step, both = (rates.get((app, role), {}) for role in (LOADER, STEP, BOTH))
-        default = loader.get("", 0.0)
+        default, tf_data = loader.get("", 0.0), rates.get((app, TF_DATA), {}).get("", 0.0)
+        if default and tf_data and step:
+            lines.append(f"{app}: {does_dali_help(default, tf_data, max(step.values()))}")
         gains = {text: rate / default for text, rate in loader.items() if rate > PAYS * default > 0}
         faster = [f"{text} ({gains[text]:.2f} times)" for text in sorted(gains, key=gains.__getitem__)]
         if default:
@@ -142,7 +168,22 @@ def verdict(rows: Sequence[Row], results: Record) -> list[str]:
                 share = rate / min(default, step[text])
                 together = f"{app}: with {text}, loader and step together make {rate:.0f} images/s"
                 lines.append(f"{together}, {share:.0%} of the slower, which is the {limit}.")
-    return lines
+    results = record["candidates"] | record["inference"]
+    return lines + [f"{name}: failed: {each['error']}" for name, each in results.items() if "error" in each]
+
+
+def does_dali_help(dali: float, tf_data: float, step: float) -> str:
+    """Answers the question from the images/s of DALI's loader, of tf.data, and of the fastest step."""
+    if tf_data >= PAYS * step:
+        answer = "no, tf.data is already faster than the step"
+    elif dali > PAYS * tf_data:
+        answer = "yes, training would wait for tf.data"
+    else:
+        answer = "no, it loads no faster than tf.data, for which training would wait"
+    return (
+        f"Does DALI help here? {answer}: DALI loads {dali:.0f} images/s, tf.data {tf_data:.0f}, "
+        f"and the fastest step takes {step:.0f}."
+    )
 
 
 def _checked(app: str, a: BenchArgs) -> BenchArgs:

@@ -1,21 +1,22 @@
 """Runs one candidate of bench.py: what a process does that rounds.py has started."""
 
 import dataclasses
+import functools
 import itertools
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from common.data.loader import BaseLoader
 from common.data.open import open_data
 from common.distributed.ranks import Ranks
 from common.distributed.start import reproducible, start
 from common.training import step_guard
+from common.training.checkpoints import RunState
 from common.training.ema import AveragedWeights
+from common.training.input_feed import InputFeed
 from tools.benchmark import stages
 from tools.benchmark.options import BenchApp, BenchArgs
 
@@ -44,8 +45,9 @@ def work(app: BenchApp, role: str, a: BenchArgs) -> None:
         times = [stages.measure_inference(each, network, to_detections, data.label_map, a) for each in opened]
         print(f"result {json.dumps(times)}", flush=True)
         return
-    epoch = loaders.epoch_options(config, a.seed, epochs_done=0)
-    loader = loaders.open_loader(a, ranks, config, data, training=True, **epoch)
+    epoch_options = functools.partial(loaders.epoch_options, config, a.seed)
+    open_loader = functools.partial(loaders.open_loader, a, ranks, config, data, training=True)
+    loader = open_loader(**epoch_options(epochs_done=0))
     if what == "stages":
         costs = stages.measure(stages.cuts(loader, app.stages), a)
         print(f"result {json.dumps(stages.summarize(costs, a.batch_size))}", flush=True)
@@ -53,7 +55,8 @@ def work(app: BenchApp, role: str, a: BenchArgs) -> None:
         tell_steps(stages.load(loader), a.batch_size)
     else:
         model = app.module("train").make_model(config, data.num_classes)
-        tell_steps(_make_step(app, config, model, loader, ranks, a), a.batch_size)
+        feed = InputFeed(ranks, open_loader, epoch_options, RunState(), loader.steps_per_epoch, num_epochs=1)
+        tell_steps(_make_step(app, config, model, feed, ranks, a), a.batch_size)
 
 
 def tell_steps(advance: Callable[[], object], batch_size: int) -> None:
@@ -67,9 +70,9 @@ def tell_steps(advance: Callable[[], object], batch_size: int) -> None:
 
 
 def _make_step(
-    app: BenchApp, config: Any, model: keras.Model, loader: BaseLoader, ranks: Ranks, a: BenchArgs
+    app: BenchApp, config: Any, model: keras.Model, feed: InputFeed, ranks: Ranks, a: BenchArgs
 ) -> Callable[[], None]:
-    schedule = app.module("optimization").make_schedule(config, a.batch_size, loader.steps_per_epoch)
+    schedule = app.module("optimization").make_schedule(config, a.batch_size, feed.steps_per_epoch)
     optimizer = app.module("optimization").make_optimizer(config, schedule, precision=a.precision)
     optimizer.build(model.trainable_variables)
     averaged = AveragedWeights(model, config.ema_decay)
@@ -78,13 +81,10 @@ def _make_step(
     )
     guard = step_guard.StepGuard(ranks, limit=0)
     stop_requested = tf.constant(0.0)
-    batches, numbers, thread = loader.iterator(), itertools.count(1), ThreadPoolExecutor(1)
-    ahead = [] if loader.saveable else [thread.submit(next, batches)]
+    numbers = itertools.count(1)
 
     def advance() -> None:
-        images, targets = ahead.pop().result() if ahead else next(batches)
-        if not loader.saveable:
-            ahead.append(thread.submit(next, batches))
+        images, targets = next(feed)
         guard.check(next(numbers), step(images, targets, stop_requested), targets)
 
     return advance

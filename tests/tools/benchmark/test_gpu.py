@@ -7,15 +7,18 @@ import pytest
 import tensorflow as tf
 from absl import flags
 
+from common import args
 from tests.refusal import refusal
 from tools import bench
 from tools.benchmark import gpu, measuring, report
-from tools.benchmark.gpu import BOTH, LOADER, STEP, Row
+from tools.benchmark.gpu import BOTH, EVALUATION, LOADER, STEP, TF_DATA, Row
 from tools.benchmark.options import BenchArgs, define_flags
 from tools.benchmark.rounds import Command
 
 LOADS = (0.0, 0.3, 1.0)  # values of --hw_decoder_load
-ROWS = [Row("yolov4", LOADER, {"hw_decoder_load": load}) for load in LOADS]
+ROWS = [Row("yolov4", LOADER, {"hw_decoder_load": load}) for load in LOADS[:2]]
+ROWS.append(Row("yolov4", EVALUATION, {"hw_decoder_load": 1.0}))
+TIMES = [{"batch_size": 8, "images_per_second": 12.5}]
 
 
 class Measurement:
@@ -27,6 +30,7 @@ class Measurement:
     def __init__(self, path):
         self.path, self.started = path, []
         self.programs = dict.fromkeys(LOADS, "print('ready')\nwhile True: time.sleep(0.001); print('step 4')")
+        self.programs[1.0] = f"print('result', {json.dumps(json.dumps(TIMES))})"
 
     def command(self, app, role, a) -> Command:
         self.started.append(a.hw_decoder_load)
@@ -41,7 +45,8 @@ class Measurement:
 
     @property
     def results(self) -> dict:
-        return json.loads(self.path.read_text())["candidates"]
+        record = json.loads(self.path.read_text())
+        return record["candidates"] | record["inference"]
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def measurement(monkeypatch, tmp_path):
     measurement = Measurement(tmp_path / "gpu.json")
     monkeypatch.setattr(gpu, "gpu_visible", lambda: True)
     monkeypatch.setattr(gpu, "_checked", lambda app, a: a)
-    monkeypatch.setattr(gpu, "all_rows", lambda cores: ROWS)
+    monkeypatch.setattr(gpu, "all_rows", lambda cores, gpus: ROWS)
     monkeypatch.setattr(measuring, "command", measurement.command)
     return measurement
 
@@ -59,16 +64,20 @@ def test_failed_row_of_gpu_benchmark_is_reported_and_repeated_by_the_next_run(me
     measurement.run()
     assert measurement.started == list(LOADS)
     assert list(measurement.results) == [row.name for row in ROWS]
-    errors = [each.get("error") for each in measurement.results.values()]
-    assert errors == [None, "exit code 1: no such data", None]
-    lines = capsys.readouterr().out.splitlines()
-    assert f"{ROWS[1].name}: failed: exit code 1: no such data" in lines
-    assert sum(line.startswith("yolov4 data:dali_gpu --hw_decoder_load=") for line in lines) == len(ROWS)
+    first, second, times = measurement.results.values()
+    assert "error" not in first and second == {"error": "exit code 1: no such data"} and times == TIMES
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"{ROWS[1].name}: failed: exit code 1: no such data"
+    assert [line.partition(" --")[0] for line in lines if " --hw_decoder_load=" in line] == [
+        "| yolov4 data:dali_gpu",
+        "| yolov4 inference:dali_gpu",
+    ]
+    assert f"| {ROWS[2].name} --batch_size=8 | 12.5 | | |" in lines
 
     measurement.programs[0.3] = good
     measurement.run()
     assert measurement.started == [0.3] and "error" not in measurement.results[ROWS[1].name]
-    assert report.compare(str(measurement.path), str(measurement.path)).count(": images/s") == len(ROWS)
+    assert report.compare(str(measurement.path), str(measurement.path)).count(": images/s") == 2
     assert "was written with other flags" in refusal(measurement.run, seed=1)
 
 
@@ -100,7 +109,7 @@ def test_gpu_benchmark_without_a_gpu_is_refused(monkeypatch, tmp_path):
 
 
 def test_gpu_benchmark_rows_cover_the_flags_of_loader_and_step():
-    rows = gpu.all_rows(cores=16)
+    rows = gpu.all_rows(cores=64, gpus=8)
     assert len({row.name for row in rows}) == len(rows) > 40
     for app in gpu.BATCH_SIZES:
         options = {
@@ -109,7 +118,10 @@ def test_gpu_benchmark_rows_cover_the_flags_of_loader_and_step():
         }
         assert options[LOADER][0] == {}
         names = {name for each in options[LOADER] for name in each}
-        assert names >= {"num_threads", "hw_decoder_load", "batch_size", "roi_decoding"}
+        assert names >= {"hw_decoder_load", "batch_size", "fancy_upsampling", "roi_decoding"}
+        threads = {each.get("num_threads", args.default_threads()) for each in options[LOADER]}
+        assert threads == {2, args.default_threads(), 8, 64}
+        assert {row.role for row in rows if row.app == app} > {TF_DATA, EVALUATION}
         assert len(options[STEP]) == 7 and options[BOTH] == options[STEP][2:4]
     for row in rows:
         BenchArgs(**row.flags)
@@ -124,7 +136,7 @@ def verdict_of(*rates: tuple[Row, float | str]) -> list[str]:
         row.name: {"error": rate} if isinstance(rate, str) else {"images_per_second": {"median": rate}}
         for row, rate in rates
     }
-    return gpu.verdict([row for row, _ in rates], results)
+    return gpu.verdict([row for row, _ in rates], {"candidates": results, "inference": {}})
 
 
 def loader(rate: float | str, **options) -> tuple[Row, float | str]:
@@ -135,9 +147,22 @@ def step(rate: float, precision: str = "float32", role: str = STEP, **options) -
     return Row("yolov4", role, {"precision": precision, **options}), rate
 
 
+def tf_data(rate: float) -> tuple[Row, float]:
+    return Row("yolov4", TF_DATA, {}), rate
+
+
 DEFAULT = "the loader makes 1000 images/s with its default flags."
 VERDICTS = {
     "loader with default flags": ([loader(1000.0)], [DEFAULT, "faster loaders: none."]),
+    "tf.data slower than the step": (
+        [loader(1000.0), tf_data(400.0), step(900.0)],
+        [
+            "Does DALI help here? yes, training would wait for tf.data: DALI loads 1000 images/s, "
+            "tf.data 400, and the fastest step takes 900.",
+            *(DEFAULT, "faster loaders: none."),
+            "train with --precision=float32: the step makes 900 images/s.",
+        ],
+    ),
     "faster loaders": (
         [loader(1000.0), loader(1040.0, num_threads=2), loader(1100.0, num_threads=4)]
         + [loader(1500.0, batch_size=8)],
@@ -161,6 +186,18 @@ VERDICTS = {
         ],
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("rates", "answer"),
+    [
+        ((1000.0, 800.0, 700.0), "no, tf.data is already faster than the step"),
+        ((410.0, 400.0, 700.0), "no, it loads no faster than tf.data, for which training would wait"),
+        ((500.0, 400.0, 390.0), "yes, training would wait for tf.data"),
+    ],
+)
+def test_gpu_benchmark_answers_whether_dali_helps(rates, answer):
+    assert gpu.does_dali_help(*rates).startswith(f"Does DALI help here? {answer}: ")
 
 
 @pytest.mark.parametrize(("rates", "lines"), VERDICTS.values(), ids=VERDICTS)
