@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[str, str, dict]] = {
     "grey PNG": (".png", "L", {}),
 }
 BATCH = 32  # nvImageCodec uses other code for fewer than 13 JPEGs
-SIZE = 2 * BATCH  # number of images; the last eight have no boxes
+SIZE = 2 * BATCH  # number of images; those of the second batch have no boxes
 # Largest mean pixel difference that passes, in levels from 0 to 255.
 LEVELS = {"PNG": 0.5, "grey PNG": 0.5, "CMYK": 3.0}
 OTHER_LEVELS = 1.5  # for all other file formats, and for training batches
@@ -43,8 +43,7 @@ def draw(directory: pathlib.Path) -> None:
         picture = Image.open(directory / "drawn" / "images" / row["file_name"]).convert(mode)
         row["file_name"] = pathlib.Path(row["file_name"]).with_suffix(suffix).name
         picture.save(directory / "images" / row["file_name"], **options)
-    last = SIZE - len(KINDS)
-    drawn["annotations"] = [row for row in drawn["annotations"] if row["image_id"] <= last]
+    drawn["annotations"] = [row for row in drawn["annotations"] if row["image_id"] <= BATCH]
     (directory / "instances.json").write_text(json.dumps(drawn))
 
 

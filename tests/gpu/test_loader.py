@@ -1,5 +1,7 @@
 """Tests that batches of a GPU loader stay on the GPU. No test with the mark `gpu` ever ran on a GPU."""
 
+import ctypes
+import shutil
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +15,7 @@ from common import hparams
 from common.data import loader
 from common.data.open import open_coco
 from common.distributed.ranks import Ranks
+from common.errors import UserError
 from common.training import input_feed
 from common.training.checkpoints import RunState
 from tests.apps.conftest import APPS
@@ -70,6 +73,43 @@ def test_no_tensor_is_copied_to_the_host_between_gpu_loader_and_loss(app, feed, 
         loss = tf.function(lambda *batch: app.package.train.loss_values(model, config, *batch)["loss"])
         graphs = graphs_of(loss, images, targets)
     assert [name for graph in graphs for name in sent_to_host(graph)] == []
+
+
+@pytest.mark.gpu
+def test_gpu_loader_opened_twenty_times_needs_no_more_memory_than_opened_five_times(feed):
+    cuda, free, total = ctypes.CDLL("libcudart.so.12"), ctypes.c_size_t(), ctypes.c_size_t()
+    free_bytes = []
+    for _ in range(20):
+        opened = feed("dali_gpu")
+        next(opened)
+        opened.close()
+        del opened
+        assert cuda.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)) == 0
+        free_bytes.append(free.value)
+    assert (
+        free_bytes[-1] > free_bytes[4] - 2**27
+    )  # each GPU pipeline of this test needs more than 1/15 of this
+
+
+@pytest.mark.parametrize("pipeline_type", [pytest.param("dali_gpu", marks=pytest.mark.gpu), "dali_cpu"])
+def test_damaged_jpeg_ends_the_loader_with_an_error_that_names_the_loader(
+    app, config, drawn, tmp_path, pipeline_type
+):
+    shutil.copytree(drawn, tmp_path, dirs_exist_ok=True)
+    source = open_coco(tmp_path / "images", tmp_path / "instances.json")
+    for path in (tmp_path / "images").glob("0[0-9].jpg"):
+        path.write_bytes(path.read_bytes()[:64])
+    feed = input_feed.InputFeed(
+        Ranks(),
+        lambda **_: app.make_loader(pipeline_type, source=source, config=config, batch_size=2, training=True),
+        lambda epochs_done: {},
+        RunState(),
+        3,
+        1,
+    )
+    with pytest.raises(UserError, match=rf"the loader \({pipeline_type}\) stopped|{tmp_path.name}"):
+        for _ in range(6):
+            next(feed)
 
 
 def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:

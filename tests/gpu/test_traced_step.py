@@ -28,13 +28,15 @@ FAST = [
     ("efficientdet", "efficientdet-nano", "mixed_float16", False, 2),
     ("yolov4", "yolov4-nano", "mixed_bfloat16", False, 2),
 ]
-MODELS = [*(case[:2] for case in FAST), ("efficientdet", "efficientdet-d0"), ("yolov4", "yolov4")]
 SLOW = [
-    (app, model, precision, xla, accumulate)
-    for app, model in MODELS
+    (app, f"{app}-nano", precision, xla, 1 if xla else 2)
+    for app in TINY
     for precision in ("float32", "mixed_bfloat16", "mixed_float16")
-    for xla, accumulate in ((False, 2), (True, 1))
+    for xla in (False, True)
 ]
+for xla in (False, True):
+    SLOW += [("efficientdet", "efficientdet-d0", "mixed_bfloat16", xla, 1)]
+    SLOW += [("yolov4", "yolov4", "mixed_bfloat16", xla, 1)]
 STEPS = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW if case not in FAST)]
 SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 CALLS = ("PartitionedCall", "StatefulPartitionedCall", "StatelessWhile", "While")

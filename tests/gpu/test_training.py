@@ -28,7 +28,10 @@ AP_OF_DEMO = {"efficientdet": 0.55, "yolov4": 0.5}  # below the AP on a CPU, doc
 RUNS = {  # name -> flags of a short training
     "bfloat16": {"precision": "mixed_bfloat16"},
     "bfloat16-xla": {"precision": "mixed_bfloat16", "xla": True},
+    "bfloat16-accumulated": {"precision": "mixed_bfloat16", "accumulate_steps": 2},
     "float16-large": {"precision": "mixed_float16", "batch_size": 2},  # times the batch size
+    "float16-xla-accumulated": {"precision": "mixed_float16", "xla": True, "accumulate_steps": 2},
+    "float32-xla": {"xla": True},
     "mirrored": {"strategy": "mirrored"},
     "horovod": {"strategy": "horovod"},
     "two-gpus": {"strategy": "horovod", "precision": "mixed_bfloat16"},
@@ -142,6 +145,17 @@ def test_short_training_on_a_gpu_has_a_finite_loss_with_each_set_of_flags(app, n
         f"{app} {name}: {rows[-1]['images_per_second']} images/s, {rows[-1]['skipped_steps']} skipped steps"
     )
     assert math.isfinite(float(rows[-1]["loss"]))
+
+
+@pytest.mark.gpu
+@both_apps
+def test_training_on_a_gpu_continues_after_its_last_epoch_with_the_next_steps(app, data, tmp_path):
+    command = train(app, "bfloat16", data, tmp_path)
+    run([*command, "--epochs=1"])
+    assert "nothing left to train" not in run(command)
+    rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
+    assert [int(row["epoch"]) for row in rows] == [1, 2]
+    assert float(rows[1]["loss"]) < float(rows[0]["loss"])
 
 
 @pytest.mark.gpu

@@ -66,9 +66,13 @@ def batch(*, goal=1.0, image=0.5, gradient=0.0, size=4):
     return images, targets
 
 
-@pytest.fixture(params=[True, False], ids=["branch as on a CPU", "no branch as on a GPU"])
+@pytest.fixture(
+    params=[True, False, pytest.param(None, marks=pytest.mark.gpu)],
+    ids=["branch as on a CPU", "no branch as on a GPU", "on a GPU"],
+)
 def branch(request, monkeypatch):
-    monkeypatch.setattr(step_guard, "is_cpu_only", lambda: request.param)
+    if request.param is not None:
+        monkeypatch.setattr(step_guard, "is_cpu_only", lambda: request.param)
 
 
 # --- one step ---
@@ -130,6 +134,7 @@ def check_steps(training, guard, *batches):
     guard.check_weights(training.model, training.optimizer, number)
 
 
+@pytest.mark.usefixtures("branch")
 def test_training_ends_with_an_error_when_the_loss_scale_falls_below_its_minimum():
     training = Training(loss_scale=4.0, every_gradient=False)
     guard = step_guard.StepGuard(Ranks(), limit=2)
