@@ -4,9 +4,9 @@ r"""Evaluates a trained EfficientDet with pycocotools: the 12 COCO numbers and a
         --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json
 
 --weights also accepts a file of export.py: a saved_model directory, an .onnx, .tflite or .plan file. The
-command writes metrics.json, detections.json (COCO results, boxes in pixels of the original images) and
-pr_curves.png. With --errors, it also prints a table of error types, and writes errors.json,
-confusion_matrix.png and errors.png, a picture of the worst images.
+command writes metrics.json, detections.json (COCO results, boxes in pixels of the original images),
+pr_curves.png and detections.png, which shows detections in six images. With --errors, it also prints a table
+of error types, and writes errors.json, confusion_matrix.png and errors.png, a picture of the worst images.
 """
 
 import functools
@@ -65,10 +65,12 @@ def evaluate_weights(a: EvalArgs) -> dict:
     print(coco_metrics.format_table(evaluation.metrics))
     print(f"{source.size} images in {time.monotonic() - start:.1f} s, compiling included")
     with user_errors(f"--output_dir={directory}"):
-        write_evaluation(directory, evaluation)
+        files = write_evaluation(directory, evaluation, source)
         if a.errors:
-            print(error_analysis.report(source, evaluation.results, directory, a.errors_min_score))
-    print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
+            table, more = error_analysis.report(source, evaluation.results, directory, a.errors_min_score)
+            print(table)
+            files += more
+    print(f"wrote to {directory}: {', '.join(files)}")
     return evaluation.metrics
 
 

@@ -4,8 +4,9 @@ r"""Detects objects in images or in a video with a trained EfficientDet, and dra
     python efficientdet/infer.py --weights=runs/demo-efficientdet --images=clip.mp4 --output_dir=found
 
 The command writes one picture per image, or the video with boxes, and detections.json with boxes in pixels of
-the original images. For images, image_info.json has their names, sizes and the categories. With
---annotations, each picture shows the ground truth on the left.
+the original images. For images, image_info.json has their names, sizes and the categories, and
+contact_sheet.png shows six of them, those with many classes and objects first. With --annotations, each
+picture shows the ground truth on the left.
 
 For COCO's test server, read the image ids from its list and keep all detections:
 

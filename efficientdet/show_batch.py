@@ -5,7 +5,7 @@ import pathlib
 import tensorflow as tf
 
 from common.data.labels import LabelMap
-from common.evaluation import drawing
+from common.evaluation import drawing, sheets
 from efficientdet.predict import to_pixels
 
 
@@ -17,7 +17,8 @@ def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap
         targets: the outputs of the training loader.
     """
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
-    drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)
+    sheet = sheets.batch_sheet(to_pixels(images).numpy(), boxes, classes, label_map.names)
+    drawing.save_png(sheet, path)
     return (
         f"first batch: {len(boxes)} images, {int((classes >= 0).sum())} boxes, "
         f"{int(tf.reduce_sum(targets['num_positives']))} anchors matched by IoU; see {path}"

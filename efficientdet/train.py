@@ -144,7 +144,7 @@ def train(a: Args) -> dict | None:
         coco_backend=a.coco_backend,
     )
     show = functools.partial(show_batch.report, label_map=data.label_map)
-    results = Results(directory, model, metadata, state, show)
+    results = Results(directory, model, metadata, state, show, data.evaluation)
 
     # --- The loop: every rank makes the same calls in the same order -----------------------------------
     with Run(a, ranks, model, optimizer, ema, state, feed, checkpoints, results) as run:  # handles signals

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.data.labels import LabelMap
-from common.evaluation import drawing
+from common.evaluation import drawing, sheets
 from yolov4.config import YOLOv4Config
 from yolov4.predict import to_pixels
 from yolov4.targets import assign_targets
@@ -40,7 +40,8 @@ def report(
         )
         trained.append(f"{np.count_nonzero(assignment.owner)} at stride {stride}")
         trains_any |= assignment.assigned.numpy()[:, : trains_any.shape[1]].any(axis=-1)
-    drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)
+    sheet = sheets.batch_sheet(to_pixels(images).numpy(), boxes, classes, label_map.names)
+    drawing.save_png(sheet, path)
     return (
         f"first batch: {len(boxes)} images, {np.count_nonzero(real)} boxes, "
         f"predictions to train: {', '.join(trained)}; "

@@ -1,4 +1,4 @@
-"""Draws boxes on images, contact sheets of images, precision-recall curves and loss curves.
+"""Draws boxes on images, precision-recall curves and loss curves. sheets.py puts images on sheets.
 
 Images are uint8 (H, W, 3) RGB NumPy arrays. Drawing needs no display and works in threads. Names of classes
 and files are drawn literally: `$` and `_` have no meaning in them.
@@ -8,12 +8,13 @@ import colorsys
 import contextlib
 import functools
 import io
+import math
 import os
 import pathlib
 import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -21,15 +22,17 @@ from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from matplotlib.ticker import LogLocator
+from PIL import Image, ImageDraw, ImageFont
+from pycocotools import mask
 
 from common.data.check.image_headers import png_without_metadata
-from common.data.labels import LabelMap
 from common.files import write_file
 from common.progress import log
 
-BACKGROUND = (255, 255, 255)
-GAP = 6  # pixels between images
+# Costs of a label's place: a hidden label costs as much as ten hidden boxes; the first places cost least.
+LABEL_WEIGHT = 10.0
+PLACE_COSTS = 0.03 * np.arange(16)
 NAME_LENGTH = 40  # characters of a class name in a legend
 _SANS = os.path.join(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
 _named_packages: set[str] = set()  # each is named once
@@ -45,6 +48,53 @@ def class_colour(index: int) -> tuple[int, int, int]:
     return int(255 * red), int(255 * green), int(255 * blue)
 
 
+class Panel(NamedTuple):
+    """An image with N boxes that have labels.
+
+    Attributes:
+        image: uint8 (H, W, 3).
+        boxes_px: float (N, 4) ltrb in pixels of the image; the last box is drawn on top.
+        labels: N texts; "" gives no label.
+        colours: N RGB colours.
+        title: a text above the image; "" for none.
+    """
+
+    image: np.ndarray
+    boxes_px: np.ndarray
+    labels: Sequence[str]
+    colours: Sequence[tuple[int, ...]]
+    title: str = ""
+
+
+def make_panel(
+    image: np.ndarray,
+    boxes_px: np.ndarray,
+    classes: np.ndarray,
+    names: Sequence[str],
+    scores: np.ndarray | None = None,
+    title: str = "",
+) -> Panel:
+    """Makes a panel whose labels are the names of the classes and, if given, the scores.
+
+    Args:
+        image: uint8 (H, W, 3).
+        boxes_px: (N, 4) ltrb in pixels; boxes may reach outside the image.
+        classes: (N,) int, 0-based. Boxes of class -1 are padding and are left out.
+        names: the name of each class; a class without a name is shown as its number. An empty name gives
+            no label.
+        scores: (N,) float, or None. The box with the best score is drawn on top.
+        title: a text above the image.
+    """
+    order = range(len(classes)) if scores is None else np.argsort(scores, kind="stable")
+    rows = [int(row) for row in order if classes[row] >= 0]
+    indices = [int(classes[row]) for row in rows]
+    labels = [names[index] if index < len(names) else str(index) for index in indices]
+    if scores is not None:
+        labels = [f"{label} {scores[row]:.2f}" for label, row in zip(labels, rows, strict=True)]
+    boxes_px = np.asarray(boxes_px, np.float64).reshape(-1, 4)[rows]
+    return Panel(image, boxes_px, labels, [class_colour(index) for index in indices], title)
+
+
 def draw_boxes(
     image: np.ndarray,
     boxes_px: np.ndarray,
@@ -52,90 +102,82 @@ def draw_boxes(
     names: Sequence[str],
     scores: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Draws boxes with the names of their classes and, if given, their scores.
+    """Draws boxes with labels on a copy of an image; see `make_panel`. Returns uint8 (H, W, 3)."""
+    return draw(make_panel(image, boxes_px, classes, names, scores))
+
+
+def draw(panel: Panel, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Draws the boxes and labels of a panel on its image, without the title.
+
+    Lines and labels scale with the picture, and many labels are smaller.
 
     Args:
-        image: uint8 (H, W, 3); it is not changed.
-        boxes_px: (N, 4) ltrb in pixels; boxes may reach outside the image.
-        classes: (N,) int, 0-based. Boxes of class -1 are padding and are not drawn.
-        names: the name of each class; a class without a name is shown as its number. An empty name gives
-            no label.
-        scores: (N,) float, or None. The box with the best score is drawn on top.
+        size: (width, height) of the picture in pixels; by default that of the image.
 
     Returns:
-        uint8 (H, W, 3).
+        uint8 (height, width, 3).
     """
-    order = range(len(classes)) if scores is None else np.argsort(scores, kind="stable")
-    rows = [int(row) for row in order if classes[row] >= 0]
-    boxes_px = np.asarray(boxes_px, np.float64).reshape(-1, 4)
-    picture = Image.fromarray(image)
-    draw = ImageDraw.Draw(picture)
-    line = max(2, round(min(picture.size) / 200))
-    font_size = max(11, round(min(picture.size) / 32))
-    # A box side outside the image is moved to the edge of the image.
-    clipped = np.clip(boxes_px, 0, picture.size * 2)
-    for row in rows:
-        left, top, right, bottom = clipped[row]
-        corners = left, top, max(right - 1, left), max(bottom - 1, top)  # the last pixel inside the box
-        draw.rectangle(corners, outline=class_colour(int(classes[row])), width=line)
-    for row in rows:  # so that no box hides a label
-        index = int(classes[row])
-        name = names[index] if index < len(names) else str(index)
-        text = " ".join((name if scores is None else f"{name} {scores[row]:.2f}").split())
-        if text:
-            draw.font = font(font_size, text)
-            _draw_label(draw, text, class_colour(index), *clipped[row, :2])
+    picture, boxes_px = Image.fromarray(panel.image), panel.boxes_px
+    if size and size != picture.size:
+        boxes_px = boxes_px * np.tile(np.divide(size, picture.size), 2)
+        picture = picture.resize(size, Image.Resampling.LANCZOS)
+    boxes_px = np.clip(boxes_px, 0, picture.size * 2)  # a side outside the image is moved to its edge
+    drawing, side = ImageDraw.Draw(picture), math.sqrt(math.prod(picture.size))
+    for (left, top, right, bottom), colour in zip(boxes_px, panel.colours, strict=True):
+        sides = left, top, max(right - 1, left), max(bottom - 1, top)  # the last pixel inside the box
+        drawing.rectangle(sides, outline=colour, width=1 + round(side / 300))
+    font_size = max(10, round(side / max(36, 8 * math.sqrt(len(boxes_px)))))
+    rows = [row for row, label in enumerate(panel.labels) if label.split()]
+    labels = [caption(panel.labels[row], font_size, panel.colours[row], picture.size[0]) for row in rows]
+    corners = _places(boxes_px, rows, [label.size for label in labels], picture.size)
+    for label, corner in zip(labels, corners, strict=True):  # after the boxes: no box hides a label
+        picture.paste(label, corner)
     return np.asarray(picture)
 
 
-def draw_results(image: np.ndarray, results: Sequence[Mapping[str, Any]], label_map: LabelMap) -> np.ndarray:
-    """Draws COCO results or COCO annotations on their image."""
-    boxes_ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
-    classes = label_map.classes_of([result["category_id"] for result in results])
-    scores = np.array([result["score"] for result in results if "score" in result])
-    left_top, sides = np.split(boxes_ltwh_px, 2, axis=1)
-    boxes_px = np.hstack([left_top, left_top + sides])
-    return draw_boxes(image, boxes_px, classes, label_map.names, scores if len(scores) else None)
+def caption(text: str, font_size: int, colour: tuple[int, ...], max_width: int) -> Image.Image:
+    """Draws a line of text on a background of one colour. Text beyond `max_width` pixels is cut off."""
+    text = " ".join(text.split())
+    letters, margin = font(font_size, text), max(font_size // 6, 2)
+    ascent, descent = letters.getmetrics()
+    width = min(math.ceil(letters.getlength(text)) + 2 * margin, max_width)
+    picture = Image.new("RGB", (max(width, 1), ascent + descent), colour)
+    brightness = np.dot(colour, (0.299, 0.587, 0.114))  # ITU-R BT.601 luma
+    ImageDraw.Draw(picture).text(
+        (margin, 0), text, fill="black" if brightness > 140 else "white", font=letters
+    )
+    return picture
 
 
-def save_batch(
-    images: np.ndarray, boxes: np.ndarray, classes: np.ndarray, names: Sequence[str], path: str | os.PathLike
-) -> None:
-    """Writes a contact sheet of the first 16 images of a batch with their boxes.
-
-    Args:
-        images: uint8 (B, H, W, 3).
-        boxes: float (B, N, 4), ltrb normalised.
-        classes: int (B, N), 0-based; -1 in the padding.
-    """
-    height, width = images.shape[1:3]
-    boxes_px = boxes * np.array([width, height, width, height], np.float32)
-    batch = zip(images[:16], boxes_px, classes, strict=False)
-    save_png(contact_sheet([draw_boxes(*image, names) for image in batch], columns=4), path)
-
-
-def contact_sheet(images: Sequence[np.ndarray], columns: int = 4, width: int = 1280) -> np.ndarray:
-    """Puts images of any size on a sheet of equal tiles.
+def _places(
+    boxes_px: np.ndarray,
+    rows: Sequence[int],
+    label_sizes: Sequence[tuple[int, int]],
+    picture_size: tuple[int, int],
+) -> list[tuple[int, int]]:
+    """Chooses where each label hides least of other labels and of boxes. The last label chooses first.
 
     Args:
-        images: at least one, uint8 (H, W, 3) each. Tiles have the mean aspect ratio of the images.
-        columns: number of images in a row; the last row may have fewer.
-        width: width of the sheet in pixels.
+        boxes_px: float (N, 4) ltrb.
+        rows: for each label, the row of its box.
 
     Returns:
-        uint8 (H, `width`, 3).
+        (left, top) of each label. A label touches its box, and lies in the picture if it fits into it.
     """
-    columns = min(columns, len(images))
-    aspect = np.mean([image.shape[0] / image.shape[1] for image in images])
-    tile_width = (width - GAP * (columns - 1)) // columns
-    tile_height = max(round(tile_width * aspect), 1)
-    height = -(-len(images) // columns) * (tile_height + GAP) - GAP
-    sheet = Image.new("RGB", (width, height), BACKGROUND)
-    for number, image in enumerate(images):
-        row, column = divmod(number, columns)
-        shown = ImageOps.contain(Image.fromarray(image), (tile_width, tile_height), Image.Resampling.LANCZOS)
-        sheet.paste(shown, (column * (tile_width + GAP), row * (tile_height + GAP)))
-    return np.asarray(sheet)
+    corners: list[tuple[int, int]] = []
+    obstacles_ltwh = np.hstack([boxes_px[:, :2], np.maximum(boxes_px[:, 2:] - boxes_px[:, :2], 1)])
+    weights = np.ones(len(boxes_px))
+    for row, (width, height) in reversed(list(zip(rows, label_sizes, strict=True))):
+        left, top, right, bottom = boxes_px[row]
+        lefts, tops = (left, right - width, right, left - width), (top - height, bottom, top, bottom - height)
+        places = np.array([(x, y, width, height) for x in lefts for y in tops])
+        limits = np.maximum(np.subtract(picture_size, (width, height)), 0)
+        places[:, :2] = np.clip(np.rint(places[:, :2]), 0, limits)
+        hidden = mask.iou(obstacles_ltwh, places, np.ones(len(places)))  # "crowds": shares of each obstacle
+        best = places[(weights @ hidden + PLACE_COSTS).argmin()]
+        corners.append((int(best[0]), int(best[1])))
+        obstacles_ltwh, weights = np.vstack([obstacles_ltwh, best]), np.append(weights, LABEL_WEIGHT)
+    return corners[::-1]
 
 
 def read_image(encoded: bytes) -> np.ndarray:
@@ -170,46 +212,60 @@ def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) ->
         curve = axes.plot(recalls, precision, color=colour, linewidth=1.5 if is_named else 0.5)
         if is_named:
             lines += curve
-            labels.append(f"{name[:NAME_LENGTH]} {100 * np.mean(precision):.1f}")
+            labels.append(f"{name[:NAME_LENGTH]} {np.mean(precision):.3f}")
     if len(curves) > 1:
         mean = np.mean(list(curves.values()), axis=0)
         lines += axes.plot(recalls, mean, color="black", linewidth=3)
-        labels.append(f"all classes {100 * mean.mean():.1f}")
-    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02), title="IoU 0.50 (AP50)")
+        labels.append(f"all classes {mean.mean():.3f}")
+    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
+    axes.set_title("precision and recall at IoU 0.50")
+    axes.grid(alpha=0.3)
     # Without these lists, Matplotlib leaves out labels that begin with "_".
-    axes.legend(lines, labels, loc="lower left", fontsize="small")
+    style: dict[str, Any] = {"title": "AP50", "fontsize": "small", "frameon": False, "borderaxespad": 0}
+    axes.legend(lines, labels, loc="upper left", bbox_to_anchor=(1.01, 1), **style)  # beside the axes
     save_figure(figure, path)
 
 
 def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> None:
-    """Draws the losses in the rows of a results.csv over the epochs, and AP if there were evaluations.
+    """Draws the loss, its parts, and AP if there were evaluations, over the epochs, beside each other.
+
+    The scale of losses is logarithmic if the largest is more than ten times the smallest.
 
     Args:
-        rows: rows with the key "epoch". AP, AP50 and columns that end in `loss` are drawn.
+        rows: rows of a results.csv, with the key "epoch". AP, AP50 and columns that end in `loss` are drawn.
     """
     names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value != ""))
-    losses, scores = [n for n in names if n.endswith("loss")], [n for n in names if n in ("AP", "AP50")]
-    panels = [panel for panel in (("loss", losses), ("AP", scores)) if panel[1]]
-    figure = _new_figure()
-    for position, (title, names) in enumerate(panels, start=1):
+    parts = [name for name in names if name.endswith("loss") and name != "loss"]
+    scores: list[str] = [name for name in ("AP", "AP50") if name in names]
+    choices: dict[str, list[str]] = {
+        "loss": ["loss"] if "loss" in names else [],
+        "parts of the loss": parts,
+        "AP": scores,
+    }
+    panels = {title: columns for title, columns in choices.items() if columns}
+    last = max((float(row["epoch"]) for row in rows), default=1.0)
+    figure = _new_figure(figsize=(max(4.5 * len(panels), 8), 4))
+    for position, (title, columns) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(1, len(panels), position)
-        for name in names:
-            points = [(float(row["epoch"]), float(row[name])) for row in rows if row.get(name)]
-            axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 50 else None)
-        axes.set(xlabel="epoch", title=title)
-        axes.set_ylim(bottom=0)
-        axes.legend(fontsize="small")
+        positive = []
+        for name in columns:
+            epochs, values = np.array([(row["epoch"], row[name]) for row in rows if row.get(name)], float).T
+            label = f"{name}, best {values.max():.3f}" if name in scores else name
+            axes.plot(epochs, values, label=label, marker="." if len(values) < 50 else None)
+            positive += values[values > 0].tolist()
+        if columns == scores:
+            axes.set_ylim(bottom=0)
+        elif positive and max(positive) > 10 * min(positive):
+            axes.set_yscale("log", nonpositive="mask")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
+        axes.set(xlabel="epoch", title=title, xlim=(0, 1.02 * last))
+        axes.locator_params("x", integer=last > 2)
+        axes.grid(alpha=0.3)
+        if columns != [title]:
+            axes.legend(fontsize="small")
     save_figure(figure, path)
-
-
-def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float, top: float) -> None:
-    """Draws a label above the box if there is room, else inside the box."""
-    *_, width, height = (side + 4 for side in draw.textbbox((0, 0), text, anchor="lt"))
-    x = max(min(left, draw.im.size[0] - width), 0)
-    y = top - height if top >= height else min(top, draw.im.size[1] - height)
-    draw.rectangle((x, y, x + width - 1, y + height - 1), fill=colour)
-    brightness = np.dot(colour, (0.299, 0.587, 0.114))  # ITU-R BT.601 luma
-    draw.text((x + 2, y + 2), text, fill="black" if brightness > 140 else "white", anchor="lt")
 
 
 def save_figure(figure: Figure, path: str | os.PathLike) -> None:
@@ -218,7 +274,10 @@ def save_figure(figure: Figure, path: str | os.PathLike) -> None:
         warnings.filterwarnings("ignore", "Glyph")  # `font_file` has named the missing letters
         # Matplotlib's version is left out of the file, so that equal curves give equal bytes.
         write_file(
-            path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None})
+            path,
+            lambda temporary: figure.savefig(
+                temporary, format="png", bbox_inches="tight", metadata={"Software": None}
+            ),
         )
 
 

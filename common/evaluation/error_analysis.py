@@ -24,17 +24,20 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import PercentFormatter
+from PIL import ImageColor
 from pycocotools import mask
 
 from common.data.annotations import MAX_DETECTIONS, Annotations
 from common.data.sources import Source
-from common.evaluation import coco_metrics, drawing
+from common.evaluation import coco_metrics, drawing, sheets
 
 FOREGROUND, BACKGROUND_BELOW = 0.5, 0.1  # IoU thresholds; TIDE's t_f and t_b
 MATRIX_CLASSES = 80  # classes with most errors in the picture
+MATRIX_PERCENT = 12  # rows up to which the cells also have their percentages
 NAME_LENGTH = 20  # characters of a class name in the picture
 WORST = 8
+MATRIX_PICTURE, ERRORS_PICTURE = "confusion_matrix.png", "errors.png"
 
 IGNORED, CORRECT, CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(-1, 7)
 KINDS = {  # kinds from CORRECT on -> meaning, colour of Paul Tol's schemes (personal.sron.nl/~pault)
@@ -182,61 +185,87 @@ def confusion_matrix(detections: np.ndarray, truth: np.ndarray, num_classes: int
 
 
 def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-    """Draws a confusion matrix, int (C + 1, C + 1). Darker cells hold more of their row's sum."""
-    errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
-    most = np.argsort(-errors[:-1], kind="stable")[:MATRIX_CLASSES]
-    shown = [*np.sort(most).tolist(), len(errors) - 1]
+    """Draws a confusion matrix, int (C + 1, C + 1): counts on the colours of their shares of the row.
+
+    Leaves out classes without boxes and detections; draws the MATRIX_CLASSES with most errors.
+    """
+    sums = matrix.sum(axis=0) + matrix.sum(axis=1)
+    errors = np.where(sums > 0, sums - 2 * matrix.diagonal(), -1)[:-1]
+    most = np.argsort(-errors, kind="stable")[:MATRIX_CLASSES]
+    shown = [*np.sort(most[errors[most] >= 0]).tolist(), len(errors)]
     matrix, labels = matrix[np.ix_(shown, shown)], [names[index][:NAME_LENGTH] for index in shown]
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     cell = 0.3 + 2 / len(shown)  # inches
-    figure = Figure(figsize=(2 + cell * len(shown), 2 + cell * len(shown)), layout="constrained")
-    axes = figure.add_subplot(xlabel="detected as", ylabel="ground truth")
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.5)
+    side = cell * len(shown)
+    figure = Figure(figsize=(side, side))
+    axes = figure.add_axes(  # fills the figure; `save_figure` adds the room for the texts
+        (0, 0, 1, 1),
+        xlabel="detected as\n(background: box without a match)",
+        ylabel="ground truth\n(background: detection without a match)",
+    )
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    beside = axes.inset_axes((1 + 0.15 / side, 0, 0.2 / side, 1))
+    figure.colorbar(image, cax=beside, label="share of the row", format=PercentFormatter(1, 0))
     axes.set_xticks(range(len(shown)), labels, rotation=90)
     axes.set_yticks(range(len(shown)), labels)
     for row, column in np.argwhere(matrix):
-        size = min(20 * cell, 12)
-        axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=size)
+        count, share = matrix[row, column], shares[row, column]
+        text = f"{count}\n{share:.0%}" if len(shown) <= MATRIX_PERCENT else f"{count}"
+        colour, size = "white" if share > 0.6 else "black", min(20 * cell, 12)
+        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
     drawing.save_figure(figure, path)
 
 
-def draw_worst(detections: np.ndarray, truth: np.ndarray, source: Source, path: pathlib.Path) -> None:
-    """Draws the images with the most errors. Draws each twice: with the ground truth, with the detections."""
+def worst_sheet(detections: np.ndarray, truth: np.ndarray, source: Source) -> np.ndarray:
+    """Draws the images with most errors: the ground truth on the left, the detections on the right.
+
+    Boxes have the colours of their kinds. Only errors have labels. Returns uint8 (H, W, 3).
+    """
     wrong = detections["image"][detections["kind"] != CORRECT], truth["image"][truth["kind"] == MISSED]
     errors = np.bincount(np.concatenate(wrong), minlength=source.size)
     worst = [image for image in np.argsort(-errors, kind="stable")[:WORST].tolist() if errors[image]]
-    names, colours = source.label_map.names, [colour for _, colour in KINDS.values()]
-    rows = -(-len(worst) // 2)
-    figure = Figure(figsize=(16, 0.5 + 4 * rows), layout="constrained")
-    patches = [Patch(color=colour, label=kind) for kind, (_, colour) in KINDS.items()]
-    figure.legend(handles=patches, loc="outside upper center", ncols=len(patches))
-    for place, image in enumerate(worst):
-        pixels = drawing.read_image(source.encoded(image))
-        titles = source.annotations.image_name(image), f"{errors[image]} errors"
-        for column, (title, boxes) in enumerate(zip(titles, (truth, detections), strict=True), start=1):
-            axes = figure.add_subplot(rows, 4, 2 * place + column)
-            axes.set_axis_off()
-            axes.set_title(title, fontsize="small")
-            axes.imshow(pixels)
-            shown = (boxes["image"] == image) & (boxes["kind"] != IGNORED)
-            for box in boxes[shown][::-1]:
-                colour, (x, y, *sides) = colours[box["kind"]], box["box"]
-                axes.add_patch(Rectangle((x, y), *sides, fill=False, edgecolor=colour, linewidth=2))
-                label = names[box["class"]] + (f" {box['score']:.2f}" if boxes is detections else "")
-                axes.text(x, y, label, backgroundcolor=colour, fontsize=7, va="bottom")
-    drawing.save_figure(figure, path)
+    names, tiles = source.label_map.names, []
+    for image in worst:
+        pixels, title = sheets.read(source, image), f"ground truth of {sheets.short_name(source, image)}"
+        tile = [_panel(pixels, truth[truth["image"] == image], names, title, with_scores=False)]
+        title = f"detections: {errors[image]} errors"
+        tile += [_panel(pixels, detections[detections["image"] == image], names, title, with_scores=True)]
+        tiles.append(tile)
+    legend = sheets.legend({kind: _rgb(index) for index, kind in enumerate(KINDS)})
+    return sheets.stack([legend, *([sheets.contact_sheet(tiles)] if tiles else [])])
+
+
+def _panel(
+    image: np.ndarray, boxes: np.ndarray, names: Sequence[str], title: str, *, with_scores: bool
+) -> drawing.Panel:
+    """Makes a panel of rows of the dtype ROW. Errors are drawn on top, those with the best scores last."""
+    boxes = boxes[boxes["kind"] != IGNORED]
+    boxes = boxes[np.lexsort((boxes["score"], boxes["kind"] != CORRECT))]
+    labels = [
+        "" if box["kind"] == CORRECT else names[box["class"]] + with_scores * f" {box['score']:.2f}"
+        for box in boxes
+    ]
+    left_top, sides = np.split(boxes["box"], 2, axis=1)
+    boxes_px = np.hstack([left_top, left_top + sides])
+    return drawing.Panel(image, boxes_px, labels, [_rgb(kind) for kind in boxes["kind"]], title)
+
+
+def _rgb(kind: int) -> tuple[int, ...]:
+    """Returns the colour of a kind from CORRECT on."""
+    return ImageColor.getrgb(list(KINDS.values())[kind][1])
 
 
 def report(
     source: Source, results: Sequence[dict[str, Any]], directory: pathlib.Path, min_score: float | None = None
-) -> str:
+) -> tuple[str, list[str]]:
     """Analyses detections and writes errors.json, confusion_matrix.png and errors.png.
 
     Args:
         min_score: detections with lower scores do not count; None: the threshold with the highest F1.
 
     Returns:
-        The table of errors, to print.
+        The table of errors, to print, and the names of the written files; a picture that cannot be drawn only
+        gives a warning.
     """
     label_map = source.label_map
     every, truth = match(source.annotations, results)
@@ -260,15 +289,20 @@ def report(
         "confusion_matrix": {"classes": names, "counts": matrix.tolist()},
     }
     coco_metrics.write_metrics(document, directory / "errors.json")
-    with drawing.warn_if_undrawable(directory / "confusion_matrix.png"):
-        draw_matrix(matrix, names, directory / "confusion_matrix.png")
-    with drawing.warn_if_undrawable(directory / "errors.png"):
-        draw_worst(detections, truth, source, directory / "errors.png")
+    files = ["errors.json"]
+    with drawing.warn_if_undrawable(directory / MATRIX_PICTURE):
+        draw_matrix(matrix, names, directory / MATRIX_PICTURE)
+        files.append(MATRIX_PICTURE)
+    with drawing.warn_if_undrawable(directory / ERRORS_PICTURE):
+        drawing.save_png(worst_sheet(detections, truth, source), directory / ERRORS_PICTURE)
+        files.append(ERRORS_PICTURE)
     lines = [
         f"{len(detections)} detections with a score of at least {min_score:g} ({origin}), "
-        f"{counts[CORRECT]} correct; {boxes.sum()} boxes, {boxes[CORRECT]} found",
+        f"{counts[CORRECT]} correct",
+        f"{boxes.sum()} boxes, {boxes[CORRECT]} found, {boxes[CLASSIFICATION]} only with a wrong class, "
+        f"{boxes[LOCALISATION]} only with a poor box, {boxes[MISSED]} missed",
         "errors           count  dAP50",
     ]
     for (name, gain), (meaning, _) in zip(gains.items(), list(KINDS.values())[1:], strict=True):
         lines.append(f"{name:16} {document['counts'][name]:5d} {100 * gain:6.1f}  {meaning}")
-    return "\n".join(lines)
+    return "\n".join(lines), files

@@ -19,14 +19,16 @@ from common import progress
 from common.data.check import loader_errors
 from common.data.labels import LabelMap
 from common.data.loader import BaseLoader
+from common.data.sources import Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
-from common.evaluation import coco_metrics, drawing
+from common.evaluation import coco_metrics, drawing, sheets
 from common.evaluation.coco_metrics import Evaluation
 from common.weights.trained import Detect
 
 OnBatch = Callable[[int, int], None]  # arguments: number of batches done, number of all batches
 ALONE = Ranks()
+PR_CURVES, DETECTIONS = "pr_curves.png", "detections.png"  # pictures of an evaluation
 
 
 def predict(
@@ -130,10 +132,25 @@ def evaluate(
     return Evaluation(*ranks.broadcast_object(scores))._replace(results=results)
 
 
-def write_evaluation(directory: pathlib.Path, evaluation: Evaluation) -> None:
-    """Writes metrics.json, detections.json and pr_curves.png."""
+def write_evaluation(
+    directory: pathlib.Path, evaluation: Evaluation, source: Source | None = None
+) -> list[str]:
+    """Writes metrics.json, detections.json, pr_curves.png and, with a source, detections.png.
+
+    Args:
+        source: the evaluated data, in which detections.png shows detections.
+
+    Returns:
+        The names of the written files; a picture that cannot be drawn only gives a warning.
+    """
     coco_metrics.write_metrics(evaluation.metrics, directory / "metrics.json")
     coco_metrics.write_detections(evaluation.results, directory / "detections.json")
-    picture = directory / "pr_curves.png"
-    with drawing.warn_if_undrawable(picture):
-        drawing.pr_curves(evaluation.curves, picture)
+    files = ["metrics.json", "detections.json"]
+    with drawing.warn_if_undrawable(directory / PR_CURVES):
+        drawing.pr_curves(evaluation.curves, directory / PR_CURVES)
+        files.append(PR_CURVES)
+    if source:
+        with drawing.warn_if_undrawable(directory / DETECTIONS):
+            drawing.save_png(sheets.detection_sheet(source, evaluation.results), directory / DETECTIONS)
+            files.append(DETECTIONS)
+    return files

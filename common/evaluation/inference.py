@@ -3,7 +3,7 @@
 import collections
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,12 +16,13 @@ from common.data.labels import LabelMap
 from common.data.open import log_issues, open_images
 from common.data.sources import ImageListSource, Source
 from common.errors import UserError
-from common.evaluation import coco_metrics, drawing, video
+from common.evaluation import coco_metrics, drawing, sheets, video
+from common.evaluation.drawing import Panel
 from common.files import make_output_directory, user_errors, write_bytes, write_file
 from common.progress import Bar, log
 
 SHEET = "contact_sheet"
-SHEET_PICTURES = 6
+MIN_PAIR_WIDTH = 640  # pixels, so that titles fit
 _SHOWN_DIFFERENCES = 3
 
 
@@ -126,7 +127,7 @@ class InferenceJob:
             if not self._is_video:
                 self._write_image_info(label_map)
             if self._a.draw:
-                self._save_pictures(self._draw(results, label_map))
+                self._save_pictures(results, label_map)
         images = "frames" if self._is_video else "images"
         print(f"{len(results)} detections in {len(self._images)} {images}: see {self._directory}")
         return results
@@ -139,34 +140,47 @@ class InferenceJob:
         document = {"images": images, "categories": label_map.categories()}
         write_bytes(self._directory / IMAGE_INFO, msgspec.json.encode(document) + b"\n")
 
-    def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
-        """Yields images with their detections. With --annotations, the ground truth is drawn on the left."""
+    def _tiles(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[list[Panel]]:
+        """Yields a tile for each image: the ground truth, if --annotations is given, and the detections."""
         encoded = map(self.source.encoded, range(self.source.size))
         pixels = self._video.frames() if self._video else map(drawing.read_image, encoded)
-        detections = _by_image(results)
-        boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
+        detections, boxes = sheets.by_image(results), self._boxes()
         bar = Bar("drawing", len(self._images), unit="frames" if self._is_video else "images")
         for image, facts in zip(pixels, self._images, strict=True):
-            image_id = facts["image_id"]
-            picture = drawing.draw_results(image, detections[image_id], label_map)
+            image_id, name = facts["image_id"], os.path.basename(facts["file_name"])
+            title = "detections" if self._truth else name
+            tile = [sheets.results_panel(image, detections[image_id], label_map, title)]
             if self._truth:
-                ground_truth = drawing.draw_results(image, boxes[image_id], self._truth.label_map)
-                gap = np.full((len(image), drawing.GAP, 3), drawing.BACKGROUND, np.uint8)
-                picture = np.concatenate([ground_truth, gap, picture], axis=1)
-            yield picture
+                title = f"ground truth of {name}"
+                tile.insert(0, sheets.results_panel(image, boxes[image_id], self._truth.label_map, title))
+            yield tile
             bar.step()
 
-    def _save_pictures(self, pictures: Iterator[np.ndarray]) -> None:
-        """Writes the video. For images, writes each image and a contact sheet of the first SHEET_PICTURES."""
+    def _boxes(self) -> Mapping[int, list[Mapping[str, Any]]]:
+        return sheets.by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
+
+    def _save_pictures(self, results: list[dict[str, Any]], label_map: LabelMap) -> None:
+        """Writes the video. For images, writes each image, and a contact sheet of varied images."""
+        tiles = self._tiles(results, label_map)
         if source := self._video:
             target = self._directory / f"{pathlib.Path(self._a.images).stem}{video.suffix_for(source)}"
-            write_file(target, lambda temporary: video.write_video(temporary, source, pictures))
+            frames = (drawing.draw(tile[0]) for tile in tiles)
+            write_file(target, lambda temporary: video.write_video(temporary, source, frames))
             return
-        sheet: list[np.ndarray] = []
-        for name, picture in zip(_picture_names(self._images), pictures, strict=True):
+        objects = self._boxes() if self._truth else sheets.by_image(results)
+        image_classes = [[row["category_id"] for row in objects[facts["image_id"]]] for facts in self._images]
+        chosen = sheets.varied(image_classes)
+        sheet = {}
+        for number, (name, tile) in enumerate(zip(_picture_names(self._images), tiles, strict=True)):
+            picture = drawing.draw(tile[0])
+            if self._truth:
+                width = max(2 * picture.shape[1] + sheets.GAP, MIN_PAIR_WIDTH)
+                picture = sheets.draw_row([tile], width)
             drawing.save_png(picture, self._directory / f"{name}.png")
-            sheet = [*sheet, picture][:SHEET_PICTURES]
-        drawing.save_png(drawing.contact_sheet(sheet, columns=2), self._directory / f"{SHEET}.png")
+            if number in chosen:
+                sheet[number] = tile
+        picture = sheets.contact_sheet([sheet[number] for number in chosen])
+        drawing.save_png(picture, self._directory / f"{SHEET}.png")
 
 
 class _Image(msgspec.Struct):
@@ -211,14 +225,6 @@ def look_up(files: Sequence[str], known: Mapping[str, int], origin: str) -> list
         raise UserError(f"{origin} lists none of the files in --images ({files[0]!r}, ...): check both flags")
     log(f"{origin} lists {len(files) - left_out} of {len(files)} files in --images; {left_out} are skipped")
     return image_ids
-
-
-def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """Groups detections or annotations by the id of their image."""
-    grouped = collections.defaultdict(list)
-    for row in rows:
-        grouped[row["image_id"]].append(row)
-    return grouped
 
 
 def _picture_names(images: list[dict[str, Any]]) -> list[str]:

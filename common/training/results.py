@@ -4,7 +4,9 @@
     best.weights.h5     the weights of the best evaluation
     last.weights.h5     the weights of the last epoch
     metrics.json, detections.json, pr_curves.png    results of the last evaluation
-    flags.txt, first_batch.png                      the flags; the images and boxes of the first batch
+    detections.png      detections of the last evaluation in some images; also in TensorBoard
+    flags.txt           the flags
+    first_batch.png     the images and boxes of the first batch; also in TensorBoard
 
 If the disk is full, a file is not written; training continues, and earlier files stay intact.
 """
@@ -19,12 +21,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorboard.plugins.image.metadata import create_summary_metadata as image_metadata
 
 from common import progress
 from common.args import flagfile
+from common.data.sources import Source
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
-from common.evaluation.evaluate import write_evaluation
+from common.evaluation.evaluate import DETECTIONS, write_evaluation
 from common.files import write_bytes
 from common.training.checkpoints import RunState
 from common.weights import weight_files
@@ -105,6 +109,7 @@ class Results:
         state: the state of the run. Rows after it are removed from results.csv.
         show_batch: called with (images, targets, path=path). Draws the first batch into the file `path`, and
             returns a line for the log.
+        source: the evaluation data, of which detections are drawn; None draws none.
 
     Attributes:
         metadata: the argument.
@@ -117,9 +122,11 @@ class Results:
         metadata: Mapping[str, Any],
         state: RunState,
         show_batch: Callable[..., str] | None = None,
+        source: Source | None = None,
     ) -> None:
         self.metadata = dict(metadata)
-        self._directory, self._model, self._state, self._show_batch = directory, model, state, show_batch
+        self._directory, self._model, self._state = directory, model, state
+        self._show_batch, self._source = show_batch, source
         if directory:
             done = max(state.epoch, state.evaluated)  # fractional within an epoch
             table = directory / "results.csv"
@@ -131,13 +138,14 @@ class Results:
         self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
 
     def save_first_batch(self, images: Any, targets: Any) -> None:
-        """Writes first_batch.png."""
+        """Writes first_batch.png, also to TensorBoard."""
         if show_batch := self._show_batch:
 
             def save(directory: pathlib.Path) -> None:
                 picture = directory / "first_batch.png"
                 with drawing.warn_if_undrawable(picture):
                     progress.log(show_batch(images, targets, path=picture))
+                    self._show_picture(picture)
 
             self._try(save)
 
@@ -179,7 +187,12 @@ class Results:
         """Writes the files of an evaluation and, if it is the best, the weights."""
         if is_best:
             self.save_weights(weight_files.BEST, AP=evaluation.metrics["AP"])
-        self._try(lambda path: write_evaluation(path, evaluation))
+
+        def save(directory: pathlib.Path) -> None:
+            if DETECTIONS in write_evaluation(directory, evaluation, self._source):
+                self._show_picture(directory / DETECTIONS)
+
+        self._try(save)
 
     def print_summary(self, metrics: dict[str, Any] | None) -> None:
         """Prints the metrics of the last evaluation, and what to do with the results."""
@@ -197,6 +210,15 @@ class Results:
                     )
             print(f"results are in {output}; to detect objects:")
             print(f"python {app}/infer.py --weights={output} --images=DIR --output_dir={output}/infer")
+
+    def _show_picture(self, path: pathlib.Path) -> None:
+        """Adds a picture to TensorBoard, as a JPEG, because events stay on the disk for each evaluation."""
+        pixels = tf.io.decode_png(path.read_bytes(), channels=3)
+        height, width, _ = pixels.shape
+        values = tf.stack([str(width), str(height), tf.io.encode_jpeg(pixels, quality=80)])
+        with self._events.as_default(step=self._state.step):
+            tf.summary.write(path.stem, values, metadata=image_metadata("", ""))
+        self._events.flush()
 
     def _try(self, save: Callable[[pathlib.Path], Any]) -> None:
         if self._directory is None:

@@ -22,7 +22,7 @@ from common.weights.model_metadata import flatten
 RUN = "run.json"
 _DATA = ("checkpoints", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
 _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json", "errors.json")
-_EVALUATION = ("pr_curves.png", "errors.png", "confusion_matrix.png")
+_EVALUATION = ("pr_curves.png", "detections.png", "errors.png", "confusion_matrix.png")
 _PICTURES = ("first_batch.png", "loss_curves.png", *_EVALUATION)
 RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in the order of removal
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")

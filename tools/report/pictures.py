@@ -18,13 +18,13 @@ from PIL import ImageDraw, ImageOps
 from common.data.annotations import Annotations
 from common.data.check.image_headers import PILLOW_ERRORS, png_without_metadata
 from common.evaluation.drawing import (
-    BACKGROUND,
     as_rgb,
     draw_boxes,
     font,
     set_literal_text,
     warn_if_undrawable,
 )
+from common.evaluation.sheets import BACKGROUND
 from tools.report.anchor_shapes import AnchorShape, ShapeReport
 from tools.report.anchors import AnchorReport, Level
 from tools.report.page import number, printable, shorten

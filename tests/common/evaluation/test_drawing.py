@@ -13,6 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 from common.evaluation import drawing
 
 NAMES = ("disk", "ring", "a rather long name of a class")
+NAMELESS = ("", "", "")
 
 
 def blank(height=120, width=200, value=0):
@@ -32,22 +33,29 @@ def extent(picture, colour):
     return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
 
 
-@pytest.fixture
-def without_labels(monkeypatch):
-    monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
-
-
-def test_box_is_drawn_as_a_rectangle_along_its_edges_and_changes_no_other_pixel(without_labels):
+def test_box_is_drawn_as_a_rectangle_along_its_edges_and_changes_no_other_pixel():
     image = blank()
-    picture = drawing.draw_boxes(image, np.array([[30, 40, 150, 100]]), np.array([1]), NAMES)
+    picture = drawing.draw_boxes(image, np.array([[30, 40, 150, 100]]), np.array([1]), NAMELESS)
     assert extent(picture, drawing.class_colour(1)) == (30, 40, 150, 100)
     assert (picture[50:90, 40:140] == 0).all()
     assert (picture[:, :30] == 0).all()
     assert (image == 0).all()
 
 
-def test_box_that_reaches_beyond_the_image_is_drawn_with_those_sides_on_the_image_edge(without_labels):
-    assert extent(draw_box([-50.0, -1e9, 250.0, 60.0]), drawing.class_colour(0)) == (0, 0, 200, 60)
+def test_box_that_reaches_beyond_the_image_is_drawn_with_those_sides_on_the_image_edge():
+    picture = draw_box([-50.0, -1e9, 250.0, 60.0], names=NAMELESS)
+    assert extent(picture, drawing.class_colour(0)) == (0, 0, 200, 60)
+
+
+def test_drawn_lines_and_labels_scale_with_the_picture():
+    sizes = []
+    for scale in (6, 24):
+        box = np.array([[32, 36, 144, 96]]) * scale
+        picture = drawing.draw_boxes(blank(120 * scale, 160 * scale), box, np.array([0]), ["cat"])
+        line = len(pixels_of(picture[: 50 * scale, 130 * scale :][:, :1], drawing.class_colour(0))[0])
+        label = 36 * scale - extent(picture, drawing.class_colour(0))[1]
+        sizes.append((line / scale, label / scale))
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.4)
 
 
 BOXES_WITHOUT_AREA = {
@@ -97,15 +105,15 @@ def test_drawn_class_label_shows_line_feeds_as_blanks_and_a_missing_name_as_a_nu
 def test_box_of_a_class_with_an_empty_name_has_no_label(monkeypatch):
     box = [30, 50, 90, 90]
     picture = draw_box(box, 0, [""])
-    monkeypatch.setattr(drawing, "_draw_label", lambda *_: None)
+    monkeypatch.setattr(drawing, "caption", lambda *_: Image.new("RGB", (0, 0)))
     np.testing.assert_array_equal(picture, draw_box(box, 0, NAMES))
 
 
-def test_box_with_the_best_score_is_drawn_on_top(without_labels):
+def test_box_with_the_best_score_is_drawn_on_top():
     boxes = np.array([[30, 40, 150, 100], [30, 40, 150, 100]])
     for scores, top in (([0.9, 0.2], 0), ([0.2, 0.9], 1)):
         picture = drawing.draw_boxes(blank(), boxes, np.array([0, 1]), NAMES, np.array(scores))
-        assert tuple(picture[40, 60]) == drawing.class_colour(top)
+        assert tuple(picture[99, 60]) == drawing.class_colour(top)
 
 
 def test_drawn_class_label_is_wider_with_a_score_than_without_one():
@@ -116,34 +124,30 @@ def test_drawn_class_label_is_wider_with_a_score_than_without_one():
     assert label_width(np.array([0.5])) > label_width(None) + 10
 
 
+@pytest.mark.parametrize("size", [0.06, 0.3])
+def test_labels_of_forty_boxes_hide_no_other_label(monkeypatch, size):
+    """Each label has a colour of its own, so that its pixels in the picture can be counted."""
+    labels, draw_caption = [], drawing.caption
+
+    def caption(text, *args):
+        number = len(labels) + 1
+        labels.append(Image.new("RGB", draw_caption(text, *args).size, (number, 0, 255)))
+        return labels[-1]
+
+    monkeypatch.setattr(drawing, "caption", caption)
+    random = np.random.default_rng(0)
+    centres, sides = random.uniform(0, 1, (40, 2)) * [640, 480], random.uniform(0.5, 2, (40, 2)) * size * 480
+    boxes = np.hstack([centres - sides / 2, centres + sides / 2])
+    picture = drawing.draw_boxes(blank(480, 640), boxes, np.arange(40) % 3, NAMES[:2] + ("horse",))
+    pixels = [len(pixels_of(picture, (number, 0, 255))[0]) for number in range(1, 41)]
+    assert pixels == [label.width * label.height for label in labels]
+
+
 def test_colours_of_twenty_classes_differ_and_those_of_consecutive_classes_differ_strongly():
     colours = np.array([drawing.class_colour(i) for i in range(20)], int)
     distances = np.abs(colours[:, None] - colours[None]).sum(axis=-1) + 1000 * np.eye(20, dtype=int)
     assert distances.min() > 20
     assert min(np.abs(colours[i] - colours[i + 1]).sum() for i in range(19)) > 150
-
-
-def test_contact_sheet_shows_images_in_order_with_their_aspect_ratios():
-    sizes = [(100, 200), (200, 100), (50, 50), (480, 640), (31, 77)]
-    greys = [40, 80, 120, 160, 200]
-    images = [blank(*size, value=grey) for size, grey in zip(sizes, greys, strict=True)]
-    sheet = drawing.contact_sheet(images, columns=3, width=900)
-    assert sheet.dtype == np.uint8
-    assert sheet.shape[1:] == (900, 3)
-    boxes = {}
-    for size, grey in zip(sizes, greys, strict=True):
-        boxes[grey] = extent(sheet, (grey,) * 3)
-        width, height = np.subtract(boxes[grey][2:], boxes[grey][:2])
-        assert len(pixels_of(sheet, (grey,) * 3)[0]) == width * height
-        assert width / height == pytest.approx(size[1] / size[0], rel=0.03)
-    assert boxes[40][0] == 0
-    assert boxes[40][2] < boxes[80][0] < boxes[80][2] < boxes[120][0]
-    assert boxes[40][1] == boxes[80][1] == boxes[120][1] < boxes[160][1] == boxes[200][1]
-    assert boxes[200][2] <= 900
-
-
-def test_contact_sheet_of_one_image_has_one_column():
-    assert drawing.contact_sheet([blank(10, 20)], columns=4, width=100).shape == (50, 100, 3)
 
 
 def test_saved_png_has_the_pixels_of_the_image_and_no_temporary_file_stays(tmp_path):
@@ -187,7 +191,7 @@ def test_precision_recall_curves_have_a_legend_for_at_most_twenty_classes(figure
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     (axes,) = figures[0].axes
     shown = names if num_classes <= 20 else []
-    assert legend_of(axes) == [f"{name} 70.0" for name in [*shown, *["all classes"] * (num_classes > 1)]]
+    assert legend_of(axes) == [f"{name} 0.700" for name in [*shown, *["all classes"] * (num_classes > 1)]]
     assert len(axes.lines) == num_classes + (num_classes > 1)
     for line in axes.lines:
         np.testing.assert_allclose(line.get_xydata().T, [np.linspace(0, 1, 101), precision])
@@ -199,12 +203,27 @@ def test_loss_curves_skip_empty_values_and_ap_is_drawn_only_if_there_were_evalua
     second = {"epoch": "2", "step": "20", "loss": "2", "box_loss": "", "AP": "0.2", "AP50": "0.4"}
     for rows in ([first, second], [first], []):
         drawing.loss_curves(rows, tmp_path / "curves.png")
-    panels = [[(axes.get_title(), legend_of(axes)) for axes in figure.axes] for figure in figures]
-    losses = ("loss", ["loss", "box_loss"])
-    assert panels == [[losses, ("AP", ["AP", "AP50"])], [losses], []]
+    panels = [
+        [(axes.get_title(), [line.get_label() for line in axes.lines]) for axes in f.axes] for f in figures
+    ]
+    losses = [("loss", ["loss"]), ("parts of the loss", ["box_loss"])]
+    assert panels == [[*losses, ("AP", ["AP, best 0.200", "AP50, best 0.400"])], losses, []]
     points = [line.get_xydata().tolist() for axes in figures[0].axes for line in axes.lines]
     assert points == [[[1, 3], [2, 2]], [[1, 1]], [[2, 0.2]], [[2, 0.4]]]
-    assert [axes.get_ylim()[0] for axes in figures[0].axes] == [0, 0]
+    assert {axes.get_xlim() for axes in figures[0].axes} == {(0, 2.04)}
+    assert figures[0].axes[2].get_ylim()[0] == 0
+
+
+@pytest.mark.parametrize(("smallest", "scale"), [("3", "linear"), ("0.03", "log"), ("0", "linear")])
+def test_loss_curves_of_very_different_sizes_have_a_logarithmic_axis_with_plain_numbers(
+    figures, tmp_path, smallest, scale
+):
+    rows = [{"epoch": n, "class_loss": "20", "l2_loss": smallest} for n in (1, 2, 3)]
+    drawing.loss_curves(rows, tmp_path / "curves.png")
+    (axes,) = figures[0].axes
+    assert axes.get_yscale() == scale
+    numbers = [float(label.get_text().replace("\N{MINUS SIGN}", "-")) for label in axes.get_yticklabels()]
+    assert len(numbers) >= 4
 
 
 # --- names ---
@@ -225,13 +244,13 @@ HOSTILE_NAMES = (
 
 def test_names_with_dollars_and_underscores_are_in_the_legend_literally(figures, tmp_path):
     drawing.pr_curves({name: [0.5] * 101 for name in HOSTILE_NAMES}, tmp_path / "curves.png")
-    assert legend_of(figures[0].axes[0]) == [f"{name} 50.0" for name in [*HOSTILE_NAMES, "all classes"]]
+    assert legend_of(figures[0].axes[0]) == [f"{name} 0.500" for name in [*HOSTILE_NAMES, "all classes"]]
     assert all(text.get_parse_math() is False for text in figures[0].axes[0].get_legend().get_texts())
 
 
 def test_long_name_is_cut_off_in_the_legend(figures, tmp_path):
     drawing.pr_curves({"x" * 300: [0.5] * 101}, tmp_path / "curves.png")
-    assert legend_of(figures[0].axes[0]) == ["x" * 40 + " 50.0"]
+    assert legend_of(figures[0].axes[0]) == ["x" * 40 + " 0.500"]
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
@@ -272,7 +291,7 @@ def test_font_with_the_letters_of_a_name_is_used_in_all_pictures(cat_font, figur
     assert drawing.font_file("cat ☃") == drawing._SANS
     white = (draw_box([30, 50, 90, 90], 0, ["猫"]) == 255).all(axis=-1)
     rows, columns = np.nonzero(white)
-    assert white.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1) == 11 * 11
+    assert white.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1) == 10 * 10
     drawing.pr_curves({"猫": [0.5] * 101}, tmp_path / "curves.png")
     (text,) = figures[0].axes[0].get_legend().get_texts()
     assert text.get_fontproperties().get_file() == cat_font

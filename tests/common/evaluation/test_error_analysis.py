@@ -172,7 +172,8 @@ def test_error_report_of_known_detections_has_their_counts_by_error_type_and_a_p
     boxes = [box for box in boxes if min(box["bbox"]) >= 0 and min(box["bbox"][2:]) > 0]
     wrong_class = boxes[1] | {"category_id": 3 if boxes[1]["category_id"] != 3 else 17, "score": 0.9}
     results = [boxes[0] | {"score": 0.8}, boxes[0] | {"score": 0.7}, wrong_class, boxes[2] | {"score": 0.4}]
-    text = error_analysis.report(drawn_source, results, tmp_path, min_score=0.5)
+    text, files = error_analysis.report(drawn_source, results, tmp_path, min_score=0.5)
+    assert sorted(files) == sorted(path.name for path in tmp_path.iterdir())
     document = read_errors(tmp_path)
     number = int(np.count_nonzero(~annotations.is_crowd))
     counts = dict.fromkeys(KINDS, 0) | {"correct": 1, "classification": 1, "duplicate": 1}
@@ -181,15 +182,17 @@ def test_error_report_of_known_detections_has_their_counts_by_error_type_and_a_p
     names, matrix = document["confusion_matrix"]["classes"], np.array(document["confusion_matrix"]["counts"])
     assert names == [*drawn_source.label_map.names, "background"] and matrix.shape == (4, 4)
     assert matrix.sum() == 3 + number - 2
-    assert f"3 detections with a score of at least 0.5 (given), 1 correct; {number} boxes, 1 found" in text
-    assert len(text.splitlines()) == 8
+    assert "3 detections with a score of at least 0.5 (given), 1 correct\n" in text
+    boxes = f"{number} boxes, 1 found, 1 only with a wrong class, 0 only with a poor box, {number - 2} missed"
+    assert f"\n{boxes}\n" in text
+    assert len(text.splitlines()) == 9
     with PIL.Image.open(tmp_path / "errors.png") as sheet:
         colours = {colour for _, colour in sheet.convert("RGB").getcolors(2**24)}
     assert (0xCC, 0x33, 0x11) in colours and (0x66, 0xCC, 0xEE) in colours
 
 
 def test_error_report_without_detections_counts_all_boxes_as_missed(drawn_source, tmp_path):
-    assert "0 detections" in error_analysis.report(drawn_source, [], tmp_path)
+    assert "0 detections" in error_analysis.report(drawn_source, [], tmp_path)[0]
     document = read_errors(tmp_path)
     assert (document["AP50"], document["dAP50"]["missed"], document["dAP50"]["background"]) == (0, 1, 0)
 
@@ -200,16 +203,38 @@ def test_error_report_without_ground_truth_boxes_counts_a_detection_as_backgroun
     annotations = drawn_source.annotations
     empty = annotations.select(np.diff(annotations.row_splits) == 0)
     detection = {"image_id": int(empty.image_ids[0]), "category_id": 3, "bbox": [1, 1, 9, 9], "score": 0.5}
-    text = error_analysis.report(CocoSource(str(drawn / "images"), empty), [detection], tmp_path)
+    text, _ = error_analysis.report(CocoSource(str(drawn / "images"), empty), [detection], tmp_path)
     assert "0 boxes, 0 found" in text
     document = read_errors(tmp_path)
     assert (document["AP50"], document["counts"]["background"]) == (0, 1)
 
 
+@pytest.fixture
+def figures(monkeypatch):
+    saved, save = [], error_analysis.drawing.save_figure
+    monkeypatch.setattr(
+        error_analysis.drawing, "save_figure", lambda figure, path: saved.append(figure) or save(figure, path)
+    )
+    return saved
+
+
 def test_plot_of_a_confusion_matrix_of_100_classes_is_below_4000_pixels(tmp_path):
     names = [f"${k}$" for k in range(100)]
-    error_analysis.draw_matrix(np.eye(100, dtype=int), names, tmp_path / "many.png")
+    error_analysis.draw_matrix(np.eye(101, dtype=int), [*names, "background"], tmp_path / "many.png")
     assert max(PIL.Image.open(tmp_path / "many.png").size) < 4000
+
+
+def test_plot_of_a_confusion_matrix_has_counts_and_shares_of_rows_of_the_classes_that_occur(
+    figures, tmp_path
+):
+    matrix = np.array([[6, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 3, 0]])
+    error_analysis.draw_matrix(matrix, ["cat", "dog", "cow", "background"], tmp_path / "matrix.png")
+    axes = figures[0].axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["cat", "cow", "background"]
+    shares = [[6 / 8, 1 / 8, 1 / 8], [0, 0, 0], [0, 1, 0]]
+    np.testing.assert_allclose(axes.images[0].get_array(), shares)
+    texts = {text.get_position(): text.get_text() for text in axes.texts}
+    assert texts == {(0, 0): "6\n75%", (1, 0): "1\n12%", (2, 0): "1\n12%", (1, 2): "3\n100%"}
 
 
 def undrawable(*args):
@@ -218,8 +243,9 @@ def undrawable(*args):
 
 def test_report_is_written_even_if_its_pictures_cannot_be_drawn(drawn_source, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(error_analysis, "draw_matrix", undrawable)
-    monkeypatch.setattr(error_analysis, "draw_worst", undrawable)
-    assert "0 detections" in error_analysis.report(drawn_source, [], tmp_path)
+    monkeypatch.setattr(error_analysis, "worst_sheet", undrawable)
+    text, files = error_analysis.report(drawn_source, [], tmp_path)
+    assert "0 detections" in text and files == ["errors.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["errors.json"]
     lines = capfd.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == [
@@ -227,19 +253,17 @@ def test_report_is_written_even_if_its_pictures_cannot_be_drawn(drawn_source, tm
     ]
 
 
-def test_names_and_titles_of_the_pictures_of_errors_are_literal(drawn_source, tmp_path, monkeypatch):
+def test_names_in_the_pictures_of_errors_are_literal(drawn_source, tmp_path, monkeypatch, figures):
     names = ("$5_$10", "_background_", "a_$x^$")
     label_map = dataclasses.replace(drawn_source.label_map, names=names)
     annotations = dataclasses.replace(drawn_source.annotations, label_map=label_map)
     source = CocoSource(drawn_source.images_dir, annotations)
-    figures, save = [], error_analysis.drawing.save_figure
+    captions, caption = [], error_analysis.drawing.caption
     monkeypatch.setattr(
-        error_analysis.drawing,
-        "save_figure",
-        lambda figure, path: figures.append(figure) or save(figure, path),
+        error_analysis.drawing, "caption", lambda text, *args: captions.append(text) or caption(text, *args)
     )
     error_analysis.report(source, [], tmp_path)
-    for figure in figures:
-        texts = {text.get_text(): text for text in figure.findobj(Text)}
-        assert set(names) <= texts.keys()
-        assert not any(texts[name].get_parse_math() for name in names)
+    assert set(names) <= set(captions)
+    texts = {text.get_text(): text for text in figures[0].findobj(Text)}
+    assert set(names) <= texts.keys()
+    assert not any(texts[name].get_parse_math() for name in names)

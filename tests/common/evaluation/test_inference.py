@@ -11,6 +11,7 @@ import pytest
 from common.args import InferArgs
 from common.data.labels import LabelMap
 from common.errors import UserError
+from common.evaluation import sheets
 from common.evaluation.inference import InferenceJob, look_up, read_image_info
 from tests.common.training.small_model import full_disk
 from tests.refusal import refusal
@@ -72,6 +73,27 @@ def test_input_images_of_the_same_file_name_get_one_output_image_each_of_the_inp
     job(f"{tmp_path}/*/*", tmp_path / "out").write(DETECTIONS, LABELS)
     files = [path for path in (tmp_path / "out").glob("*.png") if path.name != "contact_sheet.png"]
     assert [PIL.Image.open(file).size for file in files] == [PIL.Image.open(io.BytesIO(jpeg)).size] * 4
+
+
+def test_contact_sheet_of_infer_py_shows_the_images_with_many_classes_and_objects_first(
+    jpeg, tmp_path, monkeypatch
+):
+    for number in range(9):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg)
+    categories = {8: [3, 17], 2: [90, 90], 5: [3, 3, 3], 0: [17], 1: [17]}
+    detections = [
+        DETECTIONS[0] | {"image_id": image_id, "category_id": category_id}
+        for image_id, ids in categories.items()
+        for category_id in ids
+    ]
+    titles, contact_sheet = [], sheets.contact_sheet
+    monkeypatch.setattr(
+        sheets,
+        "contact_sheet",
+        lambda tiles: titles.extend(tile[0].title for tile in tiles) or contact_sheet(tiles),
+    )
+    job(tmp_path, tmp_path / "out").write(detections, LABELS)
+    assert titles == ["8.jpg", "2.jpg", "5.jpg", "0.jpg", "1.jpg", "3.jpg"]
 
 
 def test_two_input_images_with_the_same_image_id_are_refused(images):

@@ -1,12 +1,17 @@
+import io
 import json
 import math
 import re
 import types
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from common.data.open import open_coco
 from common.evaluation import coco_metrics
 from common.evaluation.coco_metrics import Evaluation
 from common.training import results
@@ -16,9 +21,9 @@ from common.weights import weight_files as weights
 from tests.common.training.small_model import full_disk, rows_of
 
 
-def make_results(directory, **state):
+def make_results(directory, *args, **state):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    return Results(directory, model, {"app": "a"}, RunState(**{"step": 5} | state))
+    return Results(directory, model, {"app": "a"}, RunState(**{"step": 5} | state), *args)
 
 
 def test_epoch_row_of_a_resumed_epoch_has_means_sums_and_images_per_second(monkeypatch):
@@ -85,6 +90,28 @@ def test_ap_is_the_same_fraction_in_all_files_of_a_run_and_is_printed_in_percent
     assert weights.read_metadata(tmp_path / weights.BEST)["AP"] == 0.653
     log.print_summary(metrics)
     assert re.search(r"^ +%\nAP +65\.3\n", capsys.readouterr().out)
+
+
+def test_tensorboard_shows_the_first_batch_and_detections_of_each_evaluation(drawn, tmp_path):
+    def show_batch(images, targets, path):
+        results.drawing.save_png(images, path)
+        return "a line for the log"
+
+    source = open_coco(drawn / "images", drawn / "instances.json")
+    log = make_results(tmp_path, show_batch, source)
+    batch = np.zeros((30, 50, 3), np.uint8)
+    log.save_first_batch(batch, None)
+    for _ in range(2):
+        log.save_evaluation(Evaluation({"AP": 0.5}, [], {}), is_best=False)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.PluginTagToContent("images").keys() == {"first_batch", "detections"}
+    for name, count in (("first_batch", 1), ("detections", 2)):
+        picture = np.asarray(Image.open(tmp_path / f"{name}.png"))
+        pictures = events.Tensors(name)
+        assert [picture.step for picture in pictures] == [5] * count
+        width, height, jpeg = pictures[-1].tensor_proto.string_val
+        assert (int(height), int(width)) == picture.shape[:2]
+        assert np.abs(np.asarray(Image.open(io.BytesIO(jpeg))) - picture.astype(int)).mean() < 5
 
 
 @pytest.mark.parametrize(("ap", "lines"), [(0.031, 1), (0.149, 1), (0.15, 0)])

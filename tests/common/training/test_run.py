@@ -133,6 +133,7 @@ class Session:
         return {"seed": epochs_done, "sign": -1.0 if epochs_done == self._sign_change else 1.0}
 
     def _show_batch(self, images, targets, path):
+        drawing.save_png(np.zeros((4, 6, 3), np.uint8), path)
         return f"boxes in {path.name}: {len(targets['boxes'])}"
 
     def _gradients(self, images, targets):

@@ -101,9 +101,8 @@ def test_contact_sheet_chooses_the_images_with_most_boxes_then_random_images_wit
     assert pictures.choose(annotations([(50, 60)] * 2, [])) == [0, 1]
 
 
-def test_contact_sheet_draws_a_box_at_its_place_in_the_scaled_image(monkeypatch):
-    monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
-    truth = annotations([(600, 920)], [(0, 1, 230, 150, 460, 300)])
+def test_contact_sheet_draws_a_box_at_its_place_in_the_scaled_image():
+    truth = annotations([(600, 920)], [(0, 1, 230, 150, 460, 300)], ["", ""])
     black = pillow("PNG", np.zeros((600, 920, 3), np.uint8))
     sheet = pictures.draw_sheet(truth, lambda row: black)
     assert sheet.shape == (400, 3 * 466, 3)
