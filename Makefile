@@ -94,6 +94,7 @@ $(DEMO_DATA)/eval/instances.json: Makefile tools/synthetic.py | setup
 pictures: setup $(DEMO_DATA)/eval/instances.json  ## draws the pictures of docs/ again (docs/accuracy.md has the commands that create the BCCD directory)
 	$(RUN) efficientdet/train.py --model_name=efficientdet-nano --image_size=256x320 --batch_size=8 --epochs=43 --seed=1 \
 	  --train_images=$(BCCD)/images/train2017 --train_annotations=$(BCCD)/annotations/instances_train2017.json \
+	  --eval_images=$(BCCD)/images/val2017 --eval_annotations=$(BCCD)/annotations/instances_val2017.json --eval_every=4 \
 	  --output_dir=$(PICTURES)/bccd --overwrite
 	$(RUN) efficientdet/infer.py --weights=$(PICTURES)/bccd --images=$(BCCD)/images/val2017 \
 	  --annotations=$(BCCD)/annotations/instances_val2017.json --output_dir=$(PICTURES)/detections
