@@ -19,6 +19,7 @@ from typing import Any
 
 from absl import flags
 
+SHUFFLES = ("global", "buffer")
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 MAX_SEED = 2**31 - 1  # DALI drops the upper bits of larger seeds
 MAX_THREADS = 16  # upper limit of the default of --num_threads
@@ -139,6 +140,12 @@ class TrainingArgs:
     train_images: str | None = flag(None, "Directory of training images (COCO).")
     train_annotations: str | None = flag(None, "COCO json of the training images.")
     train_file_pattern: str | None = flag(None, "Glob of training TFRecords or WebDataset shards.")
+    shuffle: str | None = flag(
+        None,
+        "Order of TFRecords and WebDataset. global: the images of all files are mixed; buffer: each file is "
+        "read from start to end, for slow disks. Default: global, or as in the run that is resumed.",
+        choices=SHUFFLES,
+    )
     augmentation_preset: str = flag(
         "default", "Strength of the training augmentation.", choices=("none", "light", "default", "strong")
     )

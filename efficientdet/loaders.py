@@ -16,9 +16,11 @@ from efficientdet.pipeline import EfficientDetLoader, EfficientDetPipeline, targ
 from efficientdet.tf_pipeline import EfficientDetTFPipeline
 
 
-def epoch_options(config: EfficientDetConfig, seed: int, epochs_done: int) -> dict[str, Any]:
+def epoch_options(
+    config: EfficientDetConfig, seed: int, epochs_done: int, shuffle: str = "global"
+) -> dict[str, Any]:
     """Returns the arguments of `open_loader` for a training loader that starts after `epochs_done` epochs."""
-    return {"seed": (seed + epochs_done) % (MAX_SEED + 1)}
+    return {"seed": (seed + epochs_done) % (MAX_SEED + 1), "shuffle": shuffle}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

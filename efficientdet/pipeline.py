@@ -154,7 +154,11 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
     def _read(self) -> tuple[DataNode, ...]:
         # For a COCO json this is `readers.coco_reader`.
         return self.opened_source.read(
-            shard_id=self.shard_id, num_shards=self.num_shards, training=self.training, seed=self.seed
+            shard_id=self.shard_id,
+            num_shards=self.num_shards,
+            training=self.training,
+            seed=self.seed,
+            shuffle=self.shuffle,
         )
 
 

@@ -128,8 +128,9 @@ def train(a: Args) -> dict | None:
     directory = run_directory.claim(a, ranks, identity)  # None on all ranks but rank 0
     manifest = metadata | {"flags": dataclasses.asdict(a)}
     checkpoints = Checkpoints(directory, ranks, model, optimizer, ema, metadata=manifest, identity=identity)
-    options = functools.partial(epoch_options, config, a.seed)  # of the loaders: a new seed for each epoch
     state = checkpoints.find() or RunState()
+    # The options of the loaders change from epoch to epoch: a new seed.
+    options = functools.partial(epoch_options, config, a.seed, shuffle=state.choose_shuffle(a.shuffle))
     feed = InputFeed(ranks, open_train_loader, options, state, steps_per_epoch, config.epochs)
     checkpoints.restore(state, feed.iterators)
 

@@ -19,6 +19,7 @@ OTHER_PROGRAMS = (
     *("tools/synthetic.py", "tools/check_data.py", "tools/convert.py", "tools/bench.py"),
     "examples/preprocessing/preprocess.py",
     *("benchmarks/accuracy_data.py", "benchmarks/accuracy.py", "benchmarks/large_coco.py"),
+    "benchmarks/record_order.py",
 )
 PREAMBLE = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each
 `config.py` replaces some of these defaults for each model. `run.json` in a run's directory has all values.

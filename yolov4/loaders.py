@@ -15,14 +15,16 @@ from yolov4.pipeline import YOLOv4Loader, YOLOv4Pipeline
 from yolov4.tf_pipeline import YOLOv4TFPipeline
 
 
-def epoch_options(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str, Any]:
+def epoch_options(
+    config: YOLOv4Config, seed: int, epochs_done: int, shuffle: str = "global"
+) -> dict[str, Any]:
     """Returns the arguments of `open_loader` for a training loader that starts after `epochs_done` epochs.
 
     The last `config.close_mosaic` epochs have no mosaic, MixUp or CutMix.
     """
     mixes = bool(config.mosaic_prob or config.mixup_prob or config.cutmix_prob)
     mosaic = mixes and epochs_done < config.epochs - config.close_mosaic
-    return {"seed": (seed + epochs_done) % (MAX_SEED + 1), "mosaic": mosaic}
+    return {"seed": (seed + epochs_done) % (MAX_SEED + 1), "shuffle": shuffle, "mosaic": mosaic}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -183,7 +183,12 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _read(self, seed: int, name: str = "reader") -> tuple[DataNode, ...]:
         # For a COCO json this is `readers.coco_reader`.
         return self.opened_source.read(
-            shard_id=self.shard_id, num_shards=self.num_shards, training=self.training, seed=seed, name=name
+            shard_id=self.shard_id,
+            num_shards=self.num_shards,
+            training=self.training,
+            seed=seed,
+            shuffle=self.shuffle,
+            name=name,
         )
 
 

@@ -52,6 +52,7 @@ class BaseLoader:
         num_classes: number of classes of synthetic data.
         checkpointing: lets tf.train.Checkpoint save `iterator()`; has no effect on a GPU.
         seed: sets the order of the images, equal for all shards, and the augmentation, different for each.
+        shuffle: the order of TFRecords and WebDataset in training, one of args.SHUFFLES; DALI only.
         with_targets: if False, batches have only images, image_ids, image_sizes and letterbox.
         count_lost: adds `lost`, int32 (B, 2), numbers of boxes that min_box_size and max_instances removed.
         name_images: adds `image_ids` to training batches; evaluation batches always have them.
@@ -72,6 +73,7 @@ class BaseLoader:
     num_classes: int = 80
     checkpointing: bool = True
     seed: int = 0
+    shuffle: str = "global"
     with_targets: bool = True
     count_lost: bool = False
     name_images: bool = False

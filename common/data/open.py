@@ -88,6 +88,7 @@ def open_splits(a: Args, *, num_replicas: int, max_instances: int) -> tuple[Sour
     sources = open_pair(train, _evaluation_flags(a), **_options(a))
     log_source("training", sources[0])
     check_sizes(sources[0], a.batch_size, num_replicas, max_instances)
+    check_shuffle(a, sources[0], num_replicas)
     if sources[1]:
         _set_areas(sources[1], a.box_areas)
         log_source("evaluation", sources[1])
@@ -375,7 +376,7 @@ def check_labels(label_map: LabelMap, source: Source) -> None:
 
 
 def check_sizes(source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-    """Logs images with too many boxes, and if there are fewer record files or shards than replicas.
+    """Logs images with too many boxes.
 
     Raises:
         DataError: the data set has fewer images than the replicas need for one batch each.
@@ -391,10 +392,25 @@ def check_sizes(source: Source, batch_size: int, num_replicas: int, max_instance
         np.flatnonzero(counts > max_instances),
         lambda i: f"{annotations.image_name(i)} has {counts[i]}, of which {max_instances} are kept",
     )
-    container = getattr(source, "records", None) or getattr(source, "shards", None)
-    if container and len(container.files) < num_replicas:
-        issues.add("few-files", f"{len(container.files)} files, {num_replicas} ranks")
     log_issues(issues.origin, issues)
+
+
+def check_shuffle(a: Args, source: Source, num_replicas: int) -> None:
+    """Logs if --shuffle=buffer reads fewer record files or shards than there are replicas.
+
+    Raises:
+        UserError: --shuffle=buffer has no effect on this source.
+    """
+    if a.shuffle != "buffer":
+        return
+    container = getattr(source, "records", None) or getattr(source, "shards", None)
+    if a.pipeline_type == "tensorflow" or not container:
+        reads = "--pipeline_type=tensorflow" if container else f"{source.annotations.origin}"
+        raise UserError(f"--shuffle=buffer has no effect: {reads} is always shuffled as a whole. Omit it")
+    if len(container.files) < num_replicas:
+        issues = Issues(source.annotations.origin)
+        issues.add("few-files", f"{len(container.files)} files, {num_replicas} ranks")
+        log_issues(issues.origin, issues)
 
 
 def log_source(split: str, source: Source) -> None:

@@ -18,8 +18,9 @@ Order of the images, as observed with DALI 2.4:
 
 * Training: every epoch has a new permutation of the whole data set. Its seed is the same on all ranks. Rank r
   reads the r-th part of each permutation. A batch can span two epochs.
-* TFRecords and WebDataset in training: the files are permuted, and the images are shuffled within a buffer of
-  1024. So write records in random order, as tools/convert.py does.
+* TFRecords and WebDataset in training: DALI permutes the files, and draws images from a buffer of 1024. With
+  shuffle="global" it gets many parts of the files in their place, see parts.py. With shuffle="buffer", the
+  records in the files must be in random order, as tools/convert.py writes them.
 * Evaluation: each rank always reads the same part, in order, and repeats its last image until all ranks have
   the same number of batches.
 """

@@ -88,7 +88,7 @@ class Source(abc.ABC):
         Args:
             training: if True, images are shuffled and repeat without end. If False, they are read in order.
                 See readers.py.
-            options: shard_id, num_shards, seed and name. The name must be unique in the graph.
+            options: shard_id, num_shards, seed, shuffle and name. The name must be unique in the graph.
         """
 
 
@@ -104,7 +104,7 @@ class CocoSource(Source):
     def files(self) -> Sequence[str]:  # type: ignore[override]
         return [os.path.join(self.images_dir, name) for name in self.annotations.file_names]
 
-    def read(self, *, training: bool, **options: Any) -> "Nodes":
+    def read(self, *, training: bool, shuffle: str = "global", **options: Any) -> "Nodes":
         from common.data import readers  # check_data.py needs no DALI
 
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
@@ -125,7 +125,7 @@ class ImageListSource(Source):
     def image_name(self, row: int) -> str:
         return repr(self.files[row])
 
-    def read(self, *, training: bool, seed: int = 0, **options: Any) -> "Nodes":
+    def read(self, *, training: bool, seed: int = 0, shuffle: str = "global", **options: Any) -> "Nodes":
         if training:
             raise ValueError("images without annotations cannot be used for training")
         from common.data import readers

@@ -33,7 +33,7 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common.dali_ops import Nodes, select_boxes
-from common.data import storage
+from common.data import parts, storage
 from common.data.check.recognition import HEAD, foreign
 from common.data.labels import LabelMap
 from common.data.sharding import check_shards, order
@@ -267,6 +267,7 @@ def tfrecord_reader(
     shard_id: int = 0,
     num_shards: int = 1,
     seed: int = 0,
+    shuffle: str = "global",
     name: str = "reader",
 ) -> Nodes:
     """Reads TFRecords in the schema of TensorFlow Object Detection, inside a DALI graph.
@@ -278,6 +279,7 @@ def tfrecord_reader(
             function checks indexes and keys, but not the data.
         label_map: the categories whose ids are in the records.
         training, shard_id, num_shards, seed, name: as for `coco_reader`.
+        shuffle: the order in training, "global" or "buffer"; see readers.py.
 
     Returns:
         (jpegs, boxes, labels, image_ids), see readers.py.
@@ -290,14 +292,17 @@ def tfrecord_reader(
     check_shards(len(records.spans), num_shards)
     if storage.all_remote(records.files):
         storage.check_dali()
+    files, indexes = records.files, records.indexes
+    if training and shuffle == "global":
+        files, indexes = parts.cut(files, indexes)
     text = dali_tfrecord.FixedLenFeature([], dali_tfrecord.string, "")
     features: dict[str, Any] = dict.fromkeys(("image/encoded", "image/source_id"), text)
     features |= dict.fromkeys(BOX_KEYS, dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0))
     whole_numbers = (LABEL_KEY, CROWD_KEY) if records.has_crowds else (LABEL_KEY,)
     features |= dict.fromkeys(whole_numbers, dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0))
     record: dict[str, DataNode] = fn.readers.tfrecord(  # type: ignore[assignment]
-        path=list(records.files),
-        index_path=list(records.indexes),
+        path=list(files),
+        index_path=list(indexes),
         features=features,
         name=name,
         shard_id=shard_id,

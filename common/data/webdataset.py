@@ -25,6 +25,7 @@ project have the checked boxes, labels and image id in place of the name, as hex
 import dataclasses
 import hashlib
 import os
+import resource
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 
 from common.dali_ops import Nodes
-from common.data import storage
+from common.data import parts, storage
 from common.data.annotations import Annotations
 from common.data.check.issues import Fault
 from common.data.check.recognition import HEAD, foreign
@@ -43,8 +44,10 @@ from common.data.sharding import check_shards, order
 from common.files import file_type, get_or_create
 
 _BLOCK = 512  # bytes; a tar file consists of such blocks
+_OPEN_FILES = 2**16  # enough for several readers with parts.MAX_PARTS files
 _AFTER_END = 2**16  # bytes after the last member that are checked; tar pads with up to 10 KiB
 _INDEX = 1  # increase it when the indexes of `write_indexes` change
+_HEADER = "v1.2 {}"  # first line of an index, with the number of images
 _BOX_BYTES, _LABEL_BYTES = 16, 4  # float32 (4,), int32 ()
 _TAIL_BYTES = 12  # after the labels: image id, int64, and number of boxes, int32
 _MAGIC = ((b"\x1f\x8b", "file-gzip"), (b"version http", "file-lfs-pointer"))
@@ -156,7 +159,7 @@ def write_indexes(annotations: Annotations, spans: np.ndarray, num_files: int) -
 def _index(annotations: Annotations, spans: np.ndarray, rows: np.ndarray) -> bytes:
     targets = annotations.target_boxes
     labels = (targets.classes + 1).astype(np.int32)
-    lines = [f"v1.2 {len(rows)}"]
+    lines = [_HEADER.format(len(rows))]
     for row in rows.tolist():
         begin, end = targets.row_splits[row : row + 2].tolist()
         _, offset, size = spans[row].tolist()
@@ -177,6 +180,7 @@ def webdataset_reader(
     shard_id: int = 0,
     num_shards: int = 1,
     seed: int = 0,
+    shuffle: str = "global",
     name: str = "reader",
 ) -> Nodes:
     """Reads WebDataset shards with their checked annotations, inside a DALI graph.
@@ -185,6 +189,7 @@ def webdataset_reader(
         shards: the tar files of a checked data set (`WebDatasetSource.shards`), the same on all ranks.
         training, shard_id, num_shards, seed, name: as for `coco_reader`. The shards of these names are parts
             of the data set, whatever the number of tar files.
+        shuffle: the order in training, "global" or "buffer"; see readers.py.
 
     Returns:
         (jpegs, boxes, labels, image_ids), see readers.py.
@@ -195,9 +200,14 @@ def webdataset_reader(
     check_shards(len(shards.spans), num_shards)
     if storage.all_remote(shards.files):
         storage.check_dali()
+    files, indexes = shards.files, shards.indexes
+    if training and shuffle == "global":
+        files, indexes = parts.cut(files, indexes, _HEADER)
+    if not storage.is_remote(files[0]):
+        _allow_open_files()
     jpegs = fn.readers.webdataset(
-        paths=list(shards.files),
-        index_paths=list(shards.indexes),
+        paths=list(files),
+        index_paths=list(indexes),
         ext="image",
         dont_use_mmap=True,  # a mapped file that becomes shorter would kill the process (SIGBUS)
         name=name,
@@ -215,6 +225,12 @@ def webdataset_reader(
     labels = fn.reinterpret(content[_BOX_BYTES * count :], dtype=types.INT32)
     image_ids = fn.squeeze(fn.reinterpret(tail[:8], dtype=types.INT64), axes=[0])
     return jpegs, boxes, labels, image_ids  # type: ignore[return-value]
+
+
+def _allow_open_files() -> None:
+    """Raises this process's limit of open files, usually 1,024: DALI keeps the file of each part open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))
 
 
 def _from_hex(digits: DataNode) -> DataNode:

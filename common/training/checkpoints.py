@@ -22,6 +22,7 @@ import keras
 import tensorflow as tf
 
 from common import files, progress
+from common.args import SHUFFLES
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.layers import moving_statistics, random_states
@@ -61,6 +62,12 @@ class RunState:
     best_ap: float | None = None
     best_eval_data: str | None = None
     evaluations_since_best: int = 0
+
+    def choose_shuffle(self, flag: str | None) -> str:
+        """Returns the value of --shuffle, or by default the one that the run has used, or else "global"."""
+        if self.loader_options:
+            self.loader_options.setdefault("shuffle", "buffer")  # runs of version 0.1.0 know no other order
+        return flag or self.loader_options.get("shuffle", SHUFFLES[0])
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], origin: str) -> "RunState":

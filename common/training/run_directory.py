@@ -26,7 +26,7 @@ _EVALUATION = ("pr_curves.png", "detections.png", "errors.png", "confusion_matri
 _PICTURES = ("first_batch.png", "loss_curves.png", *_EVALUATION)
 RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in the order of removal
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")
-LOOP_FLAGS = ("eval_every", "eval_every_steps", "patience", "save_every", "max_skipped_steps")
+LOOP_FLAGS = ("shuffle", "eval_every", "eval_every_steps", "patience", "save_every", "max_skipped_steps")
 MAY_CHANGE = ("freeze", "freeze_batch_norm", "loader_version")
 # A resumed run may have another number of ranks, and then another number of steps per epoch.
 RESHARDED = ("num_replicas", "num_ranks", "steps_per_epoch")

@@ -7,12 +7,14 @@ import pytest
 import tensorflow as tf
 
 from common import hparams
-from common.args import MAX_SEED
+from common.args import MAX_SEED, SHUFFLES
 from common.dali_ops import IMAGENET_STD
+from common.data import parts
 from common.data.loader import SYNTHETIC_BOXES
-from common.data.open import open_coco
+from common.data.open import open_coco, open_tfrecords
 from tests.common.drawn_sets import write_coco
-from tests.common.reading import assert_iterator_resumes
+from tests.common.reading import assert_iterator_resumes, ids
+from tests.common.reading import read as read_examples
 from tests.refusal import refusal
 
 LOADERS = ["dali_cpu", "tensorflow"]
@@ -103,6 +105,17 @@ def test_order_of_training_images_depends_on_the_seed_and_not_on_augmentation_or
         assert sorted(itertools.chain(*epoch)) == sorted(source.annotations.image_ids)
     assert order([], seed=0, num_threads=2) == expected
     assert order([], seed=1) != expected
+
+
+def test_loader_reads_records_in_the_order_of_its_shuffle_option(make, drawn_records, monkeypatch):
+    monkeypatch.setattr(parts, "RUN", 1)  # else each of the small files is one part
+    records, orders = open_tfrecords(f"{drawn_records}-*.tfrecord"), []
+    for shuffle in SHUFFLES:
+        loader = make(records, "dali_cpu", [], shuffle=shuffle, seed=3, with_targets=False)
+        batches = [targets["image_ids"].numpy().tolist() for _, targets in read(loader, 6)]
+        orders.append(list(itertools.chain(*batches)))
+        assert orders[-1] == ids(read_examples(records.read, 12, training=True, shuffle=shuffle, seed=3))
+    assert orders[0] != orders[1]
 
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)

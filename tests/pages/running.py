@@ -32,6 +32,8 @@ def small_command(command: str) -> list[str]:
     app = words[2] if folder == "tools" else folder
     if program == "large_coco.py":
         return [sys.executable, *words[1:], "--num_images=200", "--num_boxes=1500"]
+    if program == "record_order.py":
+        return [sys.executable, *words[1:], "--num_images=200"]
     small = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
     if small and not any(word.endswith((DARKNET_FILE, "demo.weights.h5", "=runs/mine")) for word in words):
         small = [*small, *small_model(app)]

@@ -163,7 +163,7 @@ _WARNINGS = {
     "too-many-boxes": ("image with more boxes than max_instances", "its largest boxes are kept for training"),
     "few-files": (
         "fewer record files than ranks",
-        "ranks read the same parts of a file in all epochs: convert with a larger --num_shards",
+        "ranks read the same parts of a file in all epochs: use --shuffle=global, or convert to more files",
     ),
     "repeated-file": ("file that several images name", "it is read once for each image"),
     "image-unchecked": ("image file that was not checked", "--check=all checks it"),

@@ -13,7 +13,7 @@ from common.data.check.issues import DataError, Issues
 from common.data.check.tfrecord import TFRecordSource
 from common.data.labels import LabelMap
 from common.data.open import (
-    check_sizes,
+    check_shuffle,
     list_images,
     log_source,
     open_data,
@@ -424,14 +424,25 @@ def test_coco_pixels_is_refused_for_records_and_does_not_change_their_check(copi
 
 
 @pytest.mark.parametrize("writer", [write_tfrecords, write_shards])
-def test_fewer_record_files_or_shards_than_ranks_are_a_warning(drawn, tmp_path, writer, capsys):
+def test_fewer_record_files_than_ranks_are_a_warning_with_shuffle_buffer(drawn, tmp_path, writer, capsys):
     annotations = load_coco(drawn / "instances.json", drawn / "images")
     writer(annotations, drawn / "images", tmp_path / "t", num_shards=3)
     annotations.label_map.save(tmp_path / "t.label_map.json")
     source = open_source(file_pattern=f"{tmp_path}/t-*-of-*")
-    options = {"batch_size": 1, "max_instances": 100}
     capsys.readouterr()
-    check_sizes(source, num_replicas=3, **options)
+    check_shuffle(Args(), source, num_replicas=4)
+    check_shuffle(Args(shuffle="buffer"), source, num_replicas=3)
     assert capsys.readouterr().err == ""
-    check_sizes(source, num_replicas=4, **options)
+    check_shuffle(Args(shuffle="buffer"), source, num_replicas=4)
     assert "fewer record files than ranks: 3 files, 4 ranks. " in capsys.readouterr().err
+
+
+def test_shuffle_buffer_is_refused_where_it_has_no_effect(drawn_records, coco_flags):
+    a = Args(shuffle="buffer")
+    message = refusal(check_shuffle, a, open_source(**coco_flags), 1)
+    assert message.startswith(
+        f"--shuffle=buffer has no effect: {coco_flags['annotations']} is always shuffled"
+    )
+    a = dataclasses.replace(a, pipeline_type="tensorflow")
+    message = refusal(check_shuffle, a, open_source(file_pattern=f"{drawn_records}-*.tfrecord"), 1)
+    assert message.startswith("--shuffle=buffer has no effect: --pipeline_type=tensorflow")

@@ -335,6 +335,18 @@ def test_run_state_of_a_checkpoint_with_other_fields_is_refused_with_their_names
     assert "differs in best_ap, warmth. Continue with that version, or give --overwrite" in message
 
 
+@pytest.mark.parametrize(
+    ("loader_options", "expected"),
+    [({}, "global"), ({"seed": 3, "shuffle": "buffer"}, "buffer"), ({"seed": 3}, "buffer")],
+    ids=["new run", "resumed run", "run of 0.1.0"],
+)
+def test_order_of_records_is_that_of_the_flag_or_else_of_the_resumed_run(loader_options, expected):
+    assert RunState(loader_options=loader_options).choose_shuffle("global") == "global"
+    state = RunState(loader_options=loader_options)
+    assert state.choose_shuffle(None) == expected
+    assert state.loader_options in ({}, {"seed": 3, "shuffle": expected})  # these loaders can continue
+
+
 # --- failing disks ---
 
 CALLS = {  # no os.scandir: how often pathlib and shutil call it depends on Python's version
