@@ -94,7 +94,9 @@ class ExportArgs(TrainedArgs, ImageArgs):
             raise UserError(f"--output={self.output}: give {place} for --format={self.format}")
         is_export = (self.file / _FILE_IN_DIRECTORY.get(self.format, "")).is_file()
         if self.file.exists() and not is_export:
-            raise UserError(f"--output={self.output} exists and is not a {self.format}: choose another path")
+            raise UserError(
+                f"--output={self.output} exists and is not of --format={self.format}: choose another path"
+            )
         for package in packages:
             if not importlib.util.find_spec(package):
                 raise UserError(

@@ -165,7 +165,7 @@ def test_saved_model_gives_the_detections_for_images_of_any_size(weights, comman
             detections.append({"image_id": image["id"], "category_id": category_id} | box)
     _assert_detections_agree(detections, expected[1])
 
-    with pytest.raises(UserError, match="exists and is not a saved_model"):
+    with pytest.raises(UserError, match="exists and is not of --format=saved_model"):
         command("export", f"--weights={weights}", "--format=saved_model", f"--output={tmp_path}")
     (variables,) = (directory / "variables").glob("*.data-*")
     _assert_truncated_file_is_refused(command, drawn, directory, variables)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from efficientdet import detector
 from tests.commands import run
 from tests.conftest import ROOT
+from tests.small_apps import eagerly
 
 IMAGE = ROOT / "examples" / "shapes" / "000004.jpg"
 PAGE = (ROOT / "docs/export.md").read_text()
@@ -54,8 +55,9 @@ def test_request_of_the_page_calls_the_signature_of_the_exported_model(tmp_path,
         exec(code.replace("localhost:8501", f"127.0.0.1:{server.server_port}"), {})
         server.shutdown()
     rows = [re.findall(r"-?[\d.]+(?:e-\d+)?", line) for line in capsys.readouterr().out.splitlines()]
-    detect = detector.load("efficientdet/demo.weights.h5", hparams="nms_method=hard")
-    boxes_px, scores, class_names = detect(IMAGE)[0]
+    with eagerly():
+        detect = detector.load("efficientdet/demo.weights.h5", hparams="nms_method=hard")
+        boxes_px, scores, class_names = detect(IMAGE)[0]
     for row, box, score, name in zip(rows, boxes_px, scores, class_names, strict=False):
         assert detect.class_names[int(row[0])] == name
         np.testing.assert_allclose(float(row[1]), score, atol=0.02)

@@ -1,8 +1,10 @@
 """Tests export.py --format=triton: triton_repository.py and triton_preprocess.py of common/export."""
 
+import ast
 import dataclasses
 import importlib.util
 import json
+import re
 import socket
 
 import numpy as np
@@ -95,6 +97,9 @@ def test_triton_repository_of_an_engine_runs_it_with_tensorrt_on_a_gpu(app, comm
     text = (repository / "detector" / "config.pbtxt").read_text()
     assert 'backend: "tensorrt"' in text
     assert "kind: KIND_GPU" in text
+    text = (repository / "detect" / "config.pbtxt").read_text()
+    (class_names,) = re.findall(r'"class_names" value { string_value: (".*") } }', text)
+    assert json.loads(ast.literal_eval(class_names)) == [*LABELS.names, "class 2"]  # protobuf's escapes
     assert (repository / "labels.txt").read_text() == 'a "dog"\nb\\é\nclass 2\n'
 
     message = refusal(command, "export", f"--weights={tmp_path}/mine.onnx", *flags)
@@ -115,7 +120,7 @@ def test_triton_server_gives_the_detections_of_infer_py_and_only_damaged_request
         pytest.skip("no Triton server: make triton")
     repository = tmp_path / "repository"
     weights = f"--weights={ROOT}/{app.name}/demo.weights.h5"
-    verify = f"--verify_images={IMAGES}/00000[45].jpg"
+    verify = f"--verify_images={IMAGES}/000004.jpg"
     command("export", weights, "--format=triton", f"--output={repository}", verify)
     files = sorted(map(str, IMAGES.iterdir()))
     flags = [f"--images={IMAGES}", f"--output_dir={tmp_path}/out", "--nodraw", "--score_threshold=0.05"]

@@ -72,7 +72,9 @@ def test_output_of_another_kind_is_refused_and_not_replaced(flags, is_file, tmp_
     output = tmp_path / flags["output"]
     output.write_text("text") if is_file else output.mkdir()
     message = refusal(ExportArgs(**flags | {"output": str(output)}).check)
-    assert message == f"--output={output} exists and is not a {flags['format']}: choose another path"
+    assert (
+        message == f"--output={output} exists and is not of --format={flags['format']}: choose another path"
+    )
 
 
 def test_missing_package_of_a_format_is_named_with_its_installation(monkeypatch):
