@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.commands import run
+from tests.commands import run, run_forked
 from tests.conftest import ROOT
 from tests.small_apps import TINY
 
@@ -26,6 +26,16 @@ IMPORT_ALL = """
 import importlib, pathlib
 for path in sorted(pathlib.Path().rglob("*.py")):
     importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+"""
+# A plugin of pytest.
+KEEP_FIRST_TESTS = """
+import pytest
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    assert len(items) > 100
+    items.sort(key=lambda item: item.location[1], reverse=True)  # the line
+    items[:] = {item.path: item for item in items}.values()
 """
 
 
@@ -51,16 +61,15 @@ def project(app, tmp_path) -> pathlib.Path:
     return directory
 
 
-def files_imported_by(project: pathlib.Path, *words: str) -> list[str]:
-    """Runs Python in the copy. Returns the imported files, relative to the copy."""
-    output = run(sys.executable, *words, cwd=project).stdout
+def imported_files(output: str, project: pathlib.Path) -> list[str]:
+    """Returns the files that a command of the copy lists in its output, relative to the copy."""
     files = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith("imported ")]
     assert files
     return [str(pathlib.Path(file).relative_to(project)) for file in files]
 
 
 def test_all_modules_of_a_copied_app_are_imported_from_the_copy(app, project):
-    files = files_imported_by(project, "-c", IMPORT_ALL)
+    files = imported_files(run(sys.executable, "-c", IMPORT_ALL, cwd=project).stdout, project)
     assert {f"{app}/train.py", f"{app}/export.py", "common/training/run.py"} <= set(files)
     assert sorted(files) == sorted(str(path.relative_to(project)) for path in project.rglob("*.py"))
 
@@ -73,14 +82,16 @@ def test_copied_app_trains_evaluates_infers_and_exports_with_only_its_own_files(
         *("--batch_size=4", "--steps_per_epoch=2", "--pipeline_type=dali_cpu", "--output_dir=run", *data),
         *(f"--train_images={drawn}/images", f"--train_annotations={drawn}/instances.json"),
     ]
-    assert f"{app}/pipeline.py" in files_imported_by(project, *train, "--epochs=1")
-    files_imported_by(project, f"{app}/eval.py", "--weights=run", "--errors", *data)
+    files = imported_files(run_forked(*train, "--epochs=1", cwd=project).stdout, project)
+    assert f"{app}/pipeline.py" in files
+    for words in (
+        (f"{app}/eval.py", "--weights=run", "--errors", *data),
+        (f"{app}/infer.py", "--weights=run", f"--images={drawn}/images", "--output_dir=pictures"),
+        (f"{app}/export.py", "--weights=run/best.weights.h5", "--format=onnx", "--output=model.onnx"),
+    ):
+        imported_files(run_forked(*words, cwd=project).stdout, project)
     assert {"metrics.json", "detections.json", "errors.json"} <= {file.name for file in project.glob("run/*")}
-    images = f"--images={drawn}/images"
-    files_imported_by(project, f"{app}/infer.py", "--weights=run", images, "--output_dir=pictures")
     assert (project / "pictures/detections.json").exists()
-    weights = "--weights=run/best.weights.h5"
-    files_imported_by(project, f"{app}/export.py", weights, "--format=onnx", "--output=model.onnx")
     assert (project / "model.onnx").exists()
 
 
@@ -89,11 +100,8 @@ def test_copied_app_trains_evaluates_infers_and_exports_with_only_its_own_files(
 def test_tests_of_a_copied_app_are_collected_and_the_first_of_each_file_passes(app, project):
     """The first test of a file shows that its fixtures, helpers and data are in the copy."""
     run_copy_command(app, project, 1)
+    (project / "firsts.py").write_text(KEEP_FIRST_TESTS)
     tests = "tests" if app == APPS[0] else f"tests/{app}"  # tests/common takes minutes: once is enough
-    pytest_command = [sys.executable, "-m", "pytest", "-q"]
-    output = run(*pytest_command, "-m", "not slow and not gpu", "--collect-only", tests, cwd=project).stdout
-    names = re.findall(r"^tests/\S+?\.py::.+$", output, re.MULTILINE)
-    assert len(names) > 100
-    firsts = {name.partition("::")[0]: name for name in reversed(names)}
-    output = run(*pytest_command, *firsts.values(), cwd=project).stdout
+    pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "firsts", "-m", "not slow and not gpu"]
+    output = run(*pytest_command, tests, cwd=project).stdout
     assert int(re.search(r"(\d+) passed", output)[1]) >= 15  # tests of real data may be skipped

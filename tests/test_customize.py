@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
-from tests.commands import run
+from tests.commands import run, run_forked
 from tests.conftest import ROOT
+from tests.small_apps import TINY
 
 PAGE = (ROOT / "docs/customize.md").read_text()
 SECTIONS = {re.match(r"Add an? (\w+)", text)[1]: text for text in PAGE.split("\n## ")[1:]}
@@ -60,6 +61,16 @@ def write_csv(data: pathlib.Path) -> None:
             csv.writer(file).writerows(lines)
 
 
+def small_command(command: str) -> list[str]:
+    """Returns the words after `python` of a command. Training gets a small network and small images."""
+    words = shlex.split(command)[1:]
+    if not words[0].endswith("train.py"):
+        return words
+    prefix = "--hparams="
+    hparams = [word.removeprefix(prefix) for word in words if word.startswith(prefix)]
+    return [*words, *SMALL, prefix + ",".join([*hparams, TINY["efficientdet"]])]
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_diff_of_each_section_of_the_customize_page_applies_and_passes_the_linter(section, tmp_path):
     apply_diff(section, copy_project(tmp_path))
@@ -78,13 +89,12 @@ def test_all_diffs_of_the_customize_page_together_apply_and_pass_the_linter(tmp_
 @pytest.mark.parametrize("section", SECTIONS)
 def test_commands_and_code_of_each_customize_section_run_in_a_project_with_its_diff(section, tmp_path):
     apply_diff(section, copy_project(tmp_path))
-    run(sys.executable, "tools/synthetic.py", "--output_dir=my", "--num_images=8", cwd=tmp_path)
+    run_forked("tools/synthetic.py", "--output_dir=my", "--num_images=8", cwd=tmp_path)
     write_csv(tmp_path / "my")
     for code in blocks(section, "python"):
-        run(sys.executable, "-c", code, cwd=tmp_path)
+        (tmp_path / "block.py").write_text(code)
+        run_forked("block.py", cwd=tmp_path)
     for block in blocks(section, "bash"):
         for command in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(command)
-            small = SMALL if words[1].endswith("train.py") else []
-            run(sys.executable, *words[1:], *small, cwd=tmp_path)
+            run_forked(*small_command(command), cwd=tmp_path)
     assert list(tmp_path.glob("runs/*/first_batch.png"))
