@@ -62,6 +62,7 @@ from common.training import run_directory, step_guard
 from common.training.checkpoints import Checkpoints, RunState
 from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
+from common.training.optimizers import apply_if
 from common.training.results import Results
 from common.training.run import Run, start_process
 from common.weights.fine_tuning import set_initial_weights
@@ -200,10 +201,7 @@ def make_train_step(
 
     def update(gradients: list[tf.Tensor], condition: tf.Tensor | None) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
-        if condition is None:
-            optimizer.apply(gradients, model.trainable_variables)
-        else:  # on a GPU
-            optimizer.apply_if(condition, gradients, model.trainable_variables)
+        apply_if(condition, optimizer, gradients, model.trainable_variables)
         # Move the averages only if the weights changed.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 

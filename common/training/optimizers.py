@@ -9,36 +9,6 @@ import tensorflow as tf
 class _Fused(keras.optimizers.Optimizer):
     """Base class of both optimizers."""
 
-    def apply_if(
-        self, condition: tf.Tensor, gradients: list[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
-        """Does the same as `apply` if `condition` is true, and changes nothing if it is false.
-
-        It has no branch, because on a GPU the host would wait for the condition of a branch. The update is
-        always computed. It is undone if `condition` is false or if more gradients must be accumulated.
-        """
-        gradients, variables = self._filter_empty_gradients(gradients, variables)
-        steps = self.gradient_accumulation_steps or 1
-        is_due = condition & (tf.math.floormod(self._iterations + 1, steps) == 0)
-        indexes = [self._get_variable_index(variable) for variable in variables if steps > 1]
-        sums = [self._accumulated_gradients[index].value for index in indexes]
-        bookkeeping = {id(self._iterations.value), *map(id, sums)}
-        slots = [variable.value for variable in self.variables if id(variable.value) not in bookkeeping]
-        changing = [*(variable.value for variable in variables), *slots]
-        old = [variable.read_value() for variable in changing]
-        if steps > 1:
-            totals = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
-            for variable, total in zip(sums, totals, strict=True):
-                new_sum = tf.where(condition, total, variable)
-                variable.assign(tf.where(is_due, tf.zeros_like(total), new_sum))
-            gradients = [total / steps for total in totals]
-        gradients = self._clip_gradients(gradients)
-        self._apply_weight_decay(variables)
-        self._backend_update_step(gradients, variables, self.learning_rate)
-        for variable, value in zip(changing, old, strict=True):
-            variable.assign(tf.where(is_due, variable.read_value(), value))
-        self._iterations.assign_add(tf.cast(condition, self._iterations.dtype))
-
     def _clip_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         # Keras begins each update with this method. It clears `_numbers`, the constants of an update.
         self._numbers: tuple[tf.Tensor, ...] = ()
@@ -96,21 +66,65 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
         )
 
 
-class LossScale(keras.optimizers.LossScaleOptimizer):
-    """`keras.optimizers.LossScaleOptimizer` with `apply_if`, which its inner optimizer also needs."""
+def apply_if(
+    condition: tf.Tensor | None,
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[tf.Tensor],
+    variables: Sequence[keras.Variable],
+) -> None:
+    """Does the same as `optimizer.apply` if `condition` is true or None, and changes nothing if it is false.
 
-    def apply_if(
-        self, condition: tf.Tensor, gradients: list[tf.Tensor], variables: Sequence[keras.Variable]
-    ) -> None:
-        """As `apply_if` of FusedSGD. If a gradient is not finite, only the loss scale changes."""
-        finite = self.check_finite(gradients)
-        scale, count = (tf.convert_to_tensor(each) for each in (self.dynamic_scale, self.step_counter))
-        self.inner_optimizer.apply_if(condition & finite, [g / scale for g in gradients], variables)
-        grows = count == self.dynamic_growth_steps - 1
-        new_scale = tf.where(finite, tf.where(grows, 2.0 * scale, scale), 0.5 * scale)
-        self.dynamic_scale.assign(tf.where(condition, new_scale, scale))
-        new_count = tf.where(finite & ~grows, count + 1, tf.zeros_like(count))
-        self.step_counter.assign(tf.where(condition, new_count, count))
+    A tensor makes no branch, because on a GPU the host would wait for its condition. The update is always
+    computed. It is undone if `condition` is false, if more gradients must be accumulated, or if gradients
+    overflow in float16. Raises ValueError for an optimizer with `use_ema`: use --ema_decay instead.
+    """
+    if condition is None:
+        optimizer.apply(gradients, variables)
+        return
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        _apply_scaled_if(condition, optimizer, gradients, variables)
+        return
+    if optimizer.use_ema:
+        raise ValueError(f"use_ema=True of {optimizer.name} is not supported: use --ema_decay")
+    gradients, variables = optimizer._filter_empty_gradients(gradients, variables)
+    steps = optimizer.gradient_accumulation_steps or 1
+    is_due = condition & (tf.math.floormod(optimizer._iterations + 1, steps) == 0)
+    indexes = [optimizer._get_variable_index(variable) for variable in variables if steps > 1]
+    sums = [optimizer._accumulated_gradients[index].value for index in indexes]
+    bookkeeping = {id(optimizer._iterations.value), *map(id, sums)}
+    slots = [variable.value for variable in optimizer.variables if id(variable.value) not in bookkeeping]
+    changing = [*(variable.value for variable in variables), *slots]
+    old = [variable.read_value() for variable in changing]
+    if steps > 1:
+        totals = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
+        for variable, total in zip(sums, totals, strict=True):
+            new_sum = tf.where(condition, total, variable)
+            variable.assign(tf.where(is_due, tf.zeros_like(total), new_sum))
+        gradients = [total / steps for total in totals]
+    gradients = optimizer._clip_gradients(gradients)
+    optimizer._apply_weight_decay(variables)
+    optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
+    for variable, value in zip(changing, old, strict=True):
+        variable.assign(tf.where(is_due, variable.read_value(), value))
+    optimizer._iterations.assign_add(tf.cast(condition, optimizer._iterations.dtype))
+
+
+def _apply_scaled_if(
+    condition: tf.Tensor,
+    optimizer: keras.optimizers.LossScaleOptimizer,
+    gradients: Sequence[tf.Tensor],
+    variables: Sequence[keras.Variable],
+) -> None:
+    """`apply_if` of a loss-scale optimizer. If a gradient is not finite, only the loss scale changes."""
+    finite = optimizer.check_finite(gradients)
+    scale, count = (tf.convert_to_tensor(each) for each in (optimizer.dynamic_scale, optimizer.step_counter))
+    unscaled = [gradient if gradient is None else gradient / scale for gradient in gradients]
+    apply_if(condition & finite, optimizer.inner_optimizer, unscaled, variables)
+    grows = count == optimizer.dynamic_growth_steps - 1
+    new_scale = tf.where(finite, tf.where(grows, 2.0 * scale, scale), 0.5 * scale)
+    optimizer.dynamic_scale.assign(tf.where(condition, new_scale, scale))
+    new_count = tf.where(finite & ~grows, count + 1, tf.zeros_like(count))
+    optimizer.step_counter.assign(tf.where(condition, new_count, count))
 
 
 def last_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
@@ -151,5 +165,5 @@ def make_optimizer(
     else:
         optimizer = FusedSGD(momentum=momentum, **common)
     if precision == "mixed_float16":
-        optimizer = LossScale(optimizer, initial_scale=initial_loss_scale)
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=initial_loss_scale)
     return optimizer

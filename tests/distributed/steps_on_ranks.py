@@ -25,14 +25,14 @@ from common.errors import UserError
 from common.layers import BatchNormalization, Mish, Swish, moving_statistics
 from common.training import step_guard
 from common.training.ema import AveragedWeights
-from common.training.optimizers import FusedAdam, FusedSGD, LossScale
+from common.training.optimizers import FusedAdam, FusedSGD, apply_if
 from common.training.watchdog import Watchdog
 
 STEPS = 10
 GLOBAL_BATCH = 8
 BAD_STEP = 5  # in this step of the case "statistics", one image of the last replica is infinite
 
-sgd, adam, scaled = FusedSGD, FusedAdam, LossScale
+sgd, adam, scaled = FusedSGD, FusedAdam, keras.optimizers.LossScaleOptimizer
 twice = {"gradient_accumulation_steps": 2}
 CASES = {
     "adam": (lambda: adam(0.003, weight_decay=0.1), True),
@@ -102,10 +102,7 @@ def run_case(ranks, case):
 
     def update(gradients, condition):
         before = tf.convert_to_tensor(optimizer.iterations)
-        if condition is None:
-            optimizer.apply(gradients, model.trainable_variables)
-        else:
-            optimizer.apply_if(condition, gradients, model.trainable_variables)
+        apply_if(condition, optimizer, gradients, model.trainable_variables)
         averaged.update(moved=tf.convert_to_tensor(optimizer.iterations) > before)
 
     options = {

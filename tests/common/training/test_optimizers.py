@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from common.training import optimizers
-from common.training.optimizers import FusedAdam, FusedSGD, LossScale, make_optimizer
+from common.training.optimizers import FusedAdam, FusedSGD, apply_if, make_optimizer
 
 SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
 
@@ -103,7 +103,8 @@ def test_infinite_gradient_norm_makes_all_weights_nan_as_in_keras():
 WITHOUT_BRANCH = {
     "sgd": lambda: FusedSGD(0.1, momentum=0.9, global_clipnorm=3.0),
     "adam, accumulated": lambda: FusedAdam(0.1, gradient_accumulation_steps=3),
-    "sgd, accumulated, float16": lambda: LossScale(
+    "adamw of Keras": lambda: keras.optimizers.AdamW(0.1),
+    "sgd, accumulated, float16": lambda: keras.optimizers.LossScaleOptimizer(
         FusedSGD(0.1, momentum=0.9, weight_decay=0.1, gradient_accumulation_steps=2), 4.0, 3
     ),
 }
@@ -122,12 +123,12 @@ def test_updates_under_a_condition_have_no_branch_and_equal_updates_of_only_the_
         if with_branch:
             step = make_step(optimizer, variables)
         else:
-            update = functools.partial(optimizer.apply_if, variables=variables)
-            step = tf.function(lambda condition, each, update=update: update(condition, each))
+            update = functools.partial(apply_if, optimizer=optimizer, variables=variables)
+            step = tf.function(lambda condition, each, update=update: update(condition, gradients=each))
             graph = step.get_concrete_function(tf.constant(True), gradients[0]).graph
             assert not {"If", "StatelessIf"} & {operation.type for operation in graph.get_operations()}
         for number, each in enumerate(gradients):
-            if number == 9 and not isinstance(optimizer, LossScale):
+            if number == 9 and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 continue
             if not with_branch:
                 step(tf.constant(False), [gradient * np.nan for gradient in each])

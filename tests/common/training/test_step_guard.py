@@ -8,7 +8,7 @@ from common.errors import UserError
 from common.layers import BatchNormalization
 from common.training import step_guard
 from common.training.ema import AveragedWeights
-from common.training.optimizers import FusedAdam, LossScale
+from common.training.optimizers import apply_if
 from tests.common.training.small_model import assert_same
 
 NO_STOP = tf.constant(0.0)  # no rank asks for a stop
@@ -22,9 +22,9 @@ class Training:
         layers = [keras.layers.Conv2D(4, 3, use_bias=False), BatchNormalization(name="bn")]
         layers = [keras.Input((8, 8, 3)), *layers, keras.layers.Conv2D(1, 6)]
         self.model = keras.Sequential(layers, name="small")
-        self.optimizer = FusedAdam(0.01, gradient_accumulation_steps=accumulate_steps)
+        self.optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=accumulate_steps)
         if loss_scale:
-            self.optimizer = LossScale(self.optimizer, initial_scale=loss_scale)
+            self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer, initial_scale=loss_scale)
         self.optimizer.build(self.model.trainable_variables)
         self.averaged = AveragedWeights(self.model, 0.9)
         parts = Ranks(), self.gradients_of, self.update, self.model
@@ -44,10 +44,7 @@ class Training:
 
     def update(self, gradients, condition=None):
         updates = tf.convert_to_tensor(self.optimizer.iterations)
-        if condition is None:
-            self.optimizer.apply(gradients, self.model.trainable_variables)
-        else:
-            self.optimizer.apply_if(condition, gradients, self.model.trainable_variables)
+        apply_if(condition, self.optimizer, gradients, self.model.trainable_variables)
         self.averaged.update(moved=tf.convert_to_tensor(self.optimizer.iterations) > updates)
 
     def values(self):
