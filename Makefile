@@ -105,7 +105,7 @@ pictures: setup $(DEMO_DATA)/eval/instances.json  ## draws the pictures of docs/
 	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(PICTURES)/demo --score_threshold=0.3
 	$(RUN) -c 'import base64, io, re, sys; import numpy as np; from PIL import Image, ImageOps; \
 	  pngs = map(base64.b64decode, re.findall("image/png;base64,([^\"]+)", open(sys.argv[1]).read())); \
-	  parts = [np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))[:, :1398] for png in pngs]; \
+	  parts = [np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for png in pngs]; \
 	  ImageOps.contain(Image.fromarray(np.concatenate(parts)), (1000, 2000)).save(sys.argv[2])' $(PICTURES)/report.html docs/report.jpg
 	$(RUN) -c 'import sys; from PIL import Image; [Image.open(a).convert("RGB").save(b, quality=85) for a, b in zip(sys.argv[1::2], sys.argv[2::2])]' \
 	  $(PICTURES)/detections/contact_sheet.png docs/detections.jpg $(PICTURES)/demo/contact_sheet.png docs/demo.jpg \

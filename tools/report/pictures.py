@@ -13,24 +13,17 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from PIL import ImageDraw, ImageOps
 
 from common.data.annotations import Annotations
 from common.data.check.image_headers import PILLOW_ERRORS, png_without_metadata
-from common.evaluation.drawing import (
-    as_rgb,
-    draw_boxes,
-    font,
-    set_literal_text,
-    warn_if_undrawable,
-)
-from common.evaluation.sheets import BACKGROUND
+from common.evaluation.drawing import Panel, as_rgb, make_panel, set_literal_text, warn_if_undrawable
+from common.evaluation.sheets import WIDTH, contact_sheet
 from tools.report.anchor_shapes import AnchorShape, ShapeReport
 from tools.report.anchors import AnchorReport, Level
 from tools.report.page import number, printable, shorten
 from tools.report.statistics import LARGE, SMALL, ClassCount, DataStatistics
 
-WIDTH, HEIGHT = 1400, 780  # pixels
+HEIGHT = 720  # of the figures, pixels
 _DPI = 100
 _COLOUR = "#4477aa"
 _ACCENT = "#cc6677"
@@ -43,10 +36,6 @@ MOST = 3
 OTHERS = 6
 NAMED_BOXES = 25  # with more boxes, class names would cover the image
 NAME_LENGTH = 24
-_COLUMNS = 3
-_TILE = (466, 400)  # width and height in pixels, with the caption
-_GAP = 6
-_CAPTION_HEIGHT = 24
 
 
 def draw(
@@ -156,24 +145,20 @@ def _plot_histogram(axes: Axes, values: np.ndarray, lines: tuple[float, ...]) ->
 
 
 def draw_sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarray | None:
-    """Draws images with their boxes, and above each image its id, file name and number of boxes.
+    """Draws images with their boxes, and above each image its number of boxes, id and file name.
 
-    `encoded` maps the index of an image to the content of its file. The sheet is uint8 (H, W, 3), three
-    images wide. Returns None if no image can be read.
+    `encoded` maps the index of an image to the content of its file. The sheet is uint8 (H, W, 3).
+    Returns None if no image can be read.
     """
     tiles = []
     for row in choose(annotations):
         try:
             with PIL.Image.open(io.BytesIO(png_without_metadata(encoded(row)))) as picture:
-                picture.draft("RGB", (2 * _TILE[0], 2 * _TILE[1]))
-                tiles.append(_tile(annotations, row, as_rgb(picture)))
+                picture.draft("RGB", (WIDTH, WIDTH))
+                tiles.append([_panel(annotations, row, as_rgb(picture))])
         except (*PILLOW_ERRORS, PIL.Image.DecompressionBombError):
             continue  # the data check reports the file
-    if not tiles:
-        return None
-    tiles += [np.full_like(tiles[0], 255)] * (-len(tiles) % _COLUMNS)
-    rows = [np.concatenate(tiles[i : i + _COLUMNS], axis=1) for i in range(0, len(tiles), _COLUMNS)]
-    return np.concatenate(rows)
+    return contact_sheet(tiles) if tiles else None
 
 
 def choose(annotations: Annotations, seed: int = 0) -> list[int]:
@@ -185,17 +170,14 @@ def choose(annotations: Annotations, seed: int = 0) -> list[int]:
     return [*most.tolist(), *np.sort(chosen).tolist()]
 
 
-def _tile(annotations: Annotations, row: int, image: PIL.Image.Image) -> np.ndarray:
-    """Draws the image with a caption above it, uint8 (400, 466, 3)."""
+def _panel(annotations: Annotations, row: int, image: PIL.Image.Image) -> Panel:
+    """Makes the panel of an image, which is shrunk to the width of the sheet."""
     targets = annotations.target_boxes
     rows = slice(targets.row_splits[row], targets.row_splits[row + 1])
-    image = ImageOps.contain(image, (_TILE[0] - _GAP, _TILE[1] - _GAP - _CAPTION_HEIGHT))
+    image.thumbnail((WIDTH, WIDTH))
     boxes_px, classes = targets.boxes[rows] * np.tile(image.size, 2), targets.classes[rows]
     length = NAME_LENGTH if len(classes) <= NAMED_BOXES else 0
     names = [shorten(name, NAME_LENGTH)[:length] for name in annotations.label_map.names]
-    picture = draw_boxes(np.asarray(image), boxes_px, classes, names)
-    tile = PIL.Image.new("RGB", _TILE, BACKGROUND)
-    tile.paste(PIL.Image.fromarray(picture), (0, _CAPTION_HEIGHT))
-    caption = printable(f"{annotations.image_name(row)}: {len(classes)} boxes")
-    ImageDraw.Draw(tile).text((2, 3), caption, fill=(0, 0, 0), font=font(14, caption))
-    return np.asarray(tile)
+    boxes = "1 box" if len(classes) == 1 else f"{len(classes)} boxes"
+    title = printable(f"{boxes} in {annotations.image_name(row)}")
+    return make_panel(np.asarray(image), boxes_px, classes, names, title=title)

@@ -22,9 +22,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_data_report_figures_have_four_drawn_panels_for_no_boxes_one_class_or_90_classes(case):
     image = pictures.draw_figures(*report_of(CASES[case]))
-    assert image.shape == (780, 1400, 3)
+    assert image.shape == (720, 1280, 3)
     for part in np.array_split(image, 2):
-        for panel in (part[:, :700], part[:, 700:]):
+        for panel in (part[:, :640], part[:, 640:]):
             assert (panel < 128).mean() > 0.001
 
 
@@ -50,13 +50,13 @@ def test_data_report_bar_chart_of_yolov4_shows_the_boxes_of_each_anchor():
     axes = Figure().subplots()
     pictures.plot_shapes(axes, report.anchors)
     assert heights(axes) == [row.assigned for row in report.anchors] + [row.best for row in report.anchors]
-    assert pictures.draw_figures(describe(truth, {}), report).shape == (780, 1400, 3)
+    assert pictures.draw_figures(describe(truth, {}), report).shape == (720, 1280, 3)
 
 
 def test_data_report_figures_without_judged_anchors_have_three_panels():
     image = pictures.draw_figures(describe(CASES["90 classes"], {}), "not judged")
-    assert (image[390:, 700:] == 255).all()
-    assert (image[390:, :700] < 128).any()
+    assert (image[360:, 640:] == 255).all()
+    assert (image[360:, :640] < 128).any()
 
 
 HISTOGRAMS = {
@@ -105,20 +105,22 @@ def test_contact_sheet_draws_a_box_at_its_place_in_the_scaled_image():
     truth = annotations([(600, 920)], [(0, 1, 230, 150, 460, 300)], ["", ""])
     black = pillow("PNG", np.zeros((600, 920, 3), np.uint8))
     sheet = pictures.draw_sheet(truth, lambda row: black)
-    assert sheet.shape == (400, 3 * 466, 3)
+    scale = 1280 / 920
+    height = round(600 * scale)
     rows, columns = np.nonzero((sheet == np.array(drawing.class_colour(1))).all(axis=-1))
-    # The image is shown at half size, below a caption of 24 pixels.
-    assert (columns.min(), columns.max() + 1, rows.min() - 24, rows.max() + 1 - 24) == (115, 345, 75, 225)
+    rows -= len(sheet) - height  # the title is above the image
+    extent = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+    np.testing.assert_allclose(extent, scale * np.array([230, 150, 690, 450]), atol=1)
 
 
 def test_contact_sheet_names_the_classes_only_in_images_with_at_most_25_boxes(monkeypatch):
     drawn_names = []
 
-    def draw_boxes(image, boxes, classes, names):
+    def make_panel(image, boxes, classes, names, title):
         drawn_names.append(names)
-        return image
+        return drawing.make_panel(image, boxes, classes, names, title=title)
 
-    monkeypatch.setattr(pictures, "draw_boxes", draw_boxes)
+    monkeypatch.setattr(pictures, "make_panel", make_panel)
     black = pillow("PNG", np.zeros((60, 90, 3), np.uint8))
     for count in (25, 26):
         truth = annotations([(60, 90)], [(0, 1, 5, 5, 9, 9)] * count, ["cat", "x" * 40])
@@ -130,10 +132,12 @@ def test_contact_sheet_has_images_of_all_shapes_and_omits_unreadable_images():
     truth = annotations([(50, 60)] * 5, [(i, 0, 1, 1, 9, 9) for i in range(5)])
     grey = np.full((900, 1200), 77, np.uint8)
     files = [pillow("PNG", image) for image in (grey, grey[:30, :20], grey[:10], grey[:, :10], grey[:1])]
-    assert pictures.draw_sheet(truth, files.__getitem__).shape == (800, 3 * 466, 3)
+    assert pictures.draw_sheet(truth, files.__getitem__).shape[1:] == (1280, 3)
     broken = files[0].replace(b"IDAT", b"\x01DAT")
     for file in files[:4]:
-        assert pictures.draw_sheet(truth, [file, broken, b"", file, file].__getitem__).shape[0] == 400
+        sheet = pictures.draw_sheet(truth, [file, broken, b"", file, file].__getitem__)
+        readable = annotations([(50, 60)] * 3, [(i, 0, 1, 1, 9, 9) for i in range(3)])
+        assert sheet.shape == pictures.draw_sheet(readable, lambda row, file=file: file).shape
 
     def missing(row):
         raise FileNotFoundError(row)
@@ -149,6 +153,6 @@ def test_report_has_the_other_picture_if_one_cannot_be_drawn(monkeypatch, capfd)
     truth = CASES["one image, one class"]
     black = pillow("PNG", np.zeros((90, 80, 3), np.uint8))
     (sheet,) = pictures.draw(*report_of(truth), truth, lambda row: black)
-    assert sheet.shape == (400, 3 * 466, 3)
+    assert sheet.shape[2] == 3
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("warning: the report's figures cannot be drawn (ValueError: no picture)")
