@@ -24,7 +24,6 @@ CONTAINER = "nvcr.io/nvidia/tritonserver:26.04-py3"  # dali_backend, docker/Dock
 MAX_BATCH_SIZE = 16  # the largest batch of engines that tensorrt.py builds
 ENSEMBLE = "detect"
 MODEL = pathlib.PurePath("detector", "1", "model")  # without the suffix
-_FOLDER = pathlib.Path(__file__).parent
 
 
 class Placement(NamedTuple):
@@ -126,6 +125,36 @@ out `--gpus=all`. NVIDIA's container has never run this repository.
     python client.py photo.jpg
 """
 
+_CLIENT = '''\
+"""Sends image files to the model `detect` on a Triton server, and prints the detections.
+
+    python client.py photo.jpg other.png
+    TRITON=host:8000 python client.py photo.jpg
+
+Each request has one image, because all rows of a request's array have the same length.
+"""
+
+import json
+import os
+import sys
+
+import numpy as np
+import tritonclient.http as triton
+
+client = triton.InferenceServerClient(os.environ.get("TRITON", "localhost:8000"))
+parameters = client.get_model_config("detect")["parameters"]
+names = json.loads(parameters["class_names"]["string_value"])
+for path in sys.argv[1:]:
+    encoded = np.fromfile(path, np.uint8)[np.newaxis]  # (1, bytes)
+    image = triton.InferInput("image", encoded.shape, "UINT8")
+    image.set_data_from_numpy(encoded)
+    result = client.infer("detect", [image])
+    boxes, scores, classes, count = map(result.as_numpy, ("boxes", "scores", "classes", "count"))
+    for i in range(count[0, 0]):
+        if scores[0, i] >= 0.3:
+            print(path, names[classes[0, i]], f"{scores[0, i]:.2f}", boxes[0, i].round(1))
+'''
+
 
 def write(
     directory: pathlib.Path,
@@ -170,13 +199,13 @@ def write(
     }
     (directory / "preprocess" / "1" / "dali.py").write_text(_with_constants(constants))
     (directory / "labels.txt").write_text("".join(f"{name}\n" for name in names))
-    (directory / "client.py").write_text((_FOLDER / "triton_client.py").read_text())
+    (directory / "client.py").write_text(_CLIENT)
     (directory / "README.md").write_text(string.Template(_README).substitute(values))
 
 
 def _with_constants(constants: dict[str, Any]) -> str:
     """Returns the source of triton_preprocess.py with other values of its constants."""
-    source = (_FOLDER / "triton_preprocess.py").read_text()
+    source = pathlib.Path(__file__).with_name("triton_preprocess.py").read_text()
     for name, value in constants.items():
         source = re.sub(rf"(?m)^{name} = \w+", f"{name} = {value}", source)
     return source
