@@ -4,6 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 TORCH := $(VENV)/torch
 TRITON := $(VENV)/triton
+TRACKERS := $(VENV)/trackers
 DEMO := runs/demo-efficientdet
 DEMO_YOLOV4 := runs/demo-yolov4
 DEMO_DATA := runs/demo-data
@@ -23,7 +24,7 @@ CHECKS := tests/test_files_of_0_1_0.py tests/apps/test_determinism.py tests/dist
   tests/test_structure.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod torch triton demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench bench-gpu soak pictures docker docker-test lint format clean
+.PHONY: help setup horovod torch triton trackers demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench bench-gpu soak pictures docker docker-test lint format clean
 
 help:  ## lists all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,6 +60,15 @@ $(TRITON)/.ready: pyproject.toml | setup
 	  print(*extras["triton"], *(pin for pin in p["dependencies"] + extras["export"] \
 	    if pin.startswith(("nvidia-dali", "onnxruntime", "pillow"))), "numpy<2", sep="\n")' >$(TRITON)/pins.txt
 	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(TRITON)/pins.txt
+	@touch $@
+
+trackers: $(TRACKERS)/.ready  ## creates another environment with MLflow and Weights & Biases, for examples/track_run.py
+
+$(TRACKERS)/.ready: pyproject.toml | setup
+	$(RUN) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check $$($(RUN) -c 'import tomllib; \
+	  p = tomllib.load(open("pyproject.toml", "rb"))["project"]; pins = [*p["optional-dependencies"]["trackers"]]; \
+	  print(*pins, *(pin for pin in p["dependencies"] if pin.startswith("pillow")))')
 	@touch $@
 
 # $(1): app, $(2): directory of its demo. Trains, or resumes a run, unless another version of the code made it.
@@ -120,7 +130,7 @@ check: horovod  ## tests what a change must not break: resuming, bit-identical r
 test: lint horovod  ## runs lint, then all tests except the long ones, in JOBS=2 processes of up to 3 GB each
 	CUDA_VISIBLE_DEVICES= $(PYTEST) -m 'not slow' $(PYTEST_FLAGS)
 
-test-long: horovod torch triton  ## runs only the long tests: the commands of the pages, comparisons of runs
+test-long: horovod torch triton trackers  ## runs only the long tests: the commands of the pages, comparisons of runs
 	CUDA_VISIBLE_DEVICES= $(PYTEST) -m slow
 
 test-all: test test-long  ## runs all tests

@@ -149,7 +149,7 @@ def test_flags_in_the_text_of_each_documentation_page_exist(name, capsys):
     known |= set(re.findall(r"--([\w-]+)", capsys.readouterr().out)) | {"nodes", "shm-size"}
     known |= {"tf_xla_persistent_cache_directory", "python", "logdir"}
     known |= {"account", "partition", "signal", "time", "gang-scheduling", "device", "flagfile"}
-    known |= {"for", "timeout", "cascade"}
+    known |= {"for", "timeout", "cascade", "run"}
     text = "" if name == "containers" else PAGES[name]
     assert set(re.findall(r"(?<![\w-])--([a-z][\w-]+)(?==)", text)) <= known
 

@@ -47,6 +47,8 @@ class Style(NamedTuple):
     heights: tuple[int, int]  # smallest and largest, pixels
     widths: tuple[int, int]
     noise: float  # standard deviation, in levels of 0..255
+    objects: tuple[int, int] = (1, MAX_OBJECTS)  # smallest and largest number of an image that is not empty
+    sides: tuple[int, int] = (MIN_OBJECT, MAX_OBJECT)  # of an object, pixels
 
 
 Rng = np.random.Generator
@@ -54,6 +56,9 @@ STYLES = {
     "small": Style((240, 640), (240, 640), 2.0),
     # For benchmarks: images have about as many pixels and bytes as COCO's photographs.
     "photo": Style((480, 768), (640, 1024), 8.0),
+    # Large images of objects that are about 12 pixels large, and tiles to train on.
+    "aerial": Style((3000, 3000), (4000, 4000), 2.0, objects=(150, 250), sides=(10, 14)),
+    "tile": Style((256, 256), (256, 256), 2.0, objects=(2, 12), sides=(10, 14)),
 }
 
 
@@ -110,10 +115,11 @@ def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Pictu
     boxes: list[tuple] = []
     category_ids: list[int] = []
 
-    num_objects = 0 if rng.random() < EMPTY_IMAGES else int(rng.integers(1, MAX_OBJECTS + 1))
+    fewest, most = style.objects
+    num_objects = 0 if rng.random() < EMPTY_IMAGES else int(rng.integers(fewest, most + 1))
     for _ in range(num_objects):
         category_id = int(rng.choice(list(CATEGORIES)))
-        mask = _shape_mask(rng, CATEGORIES[category_id], min(height, width))
+        mask = _shape_mask(rng, CATEGORIES[category_id], style.sides, min(height, width))
         solid = mask > 127
         place = _find_place(rng, solid, owner, full_areas)
         if place is None:
@@ -161,10 +167,10 @@ _OUTLINES = {
 }
 
 
-def _shape_mask(rng: Rng, name: str, shorter_side: int) -> np.ndarray:
+def _shape_mask(rng: Rng, name: str, sides: tuple[int, int], shorter_side: int) -> np.ndarray:
     """Returns the mask of one shape, uint8 (h, w), tight around the shape."""
-    largest = min(MAX_OBJECT, 0.7 * shorter_side) / math.sqrt(_MAX_ASPECT)
-    size = _log_uniform(rng, MIN_OBJECT * math.sqrt(_MAX_ASPECT), largest)
+    largest = min(sides[1], 0.7 * shorter_side) / math.sqrt(_MAX_ASPECT)
+    size = _log_uniform(rng, sides[0] * math.sqrt(_MAX_ASPECT), largest)
     aspect = _log_uniform(rng, 1 / _MAX_ASPECT, _MAX_ASPECT)
     extent = np.round([size * math.sqrt(aspect), size / math.sqrt(aspect)])
     turn = _rotation(math.radians(rng.uniform(-20, 20)))
@@ -305,7 +311,13 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("output_dir", None, "Directory for images/ and instances.json.", flag_values=fv)
     flags.DEFINE_integer("num_images", 300, "Number of images to draw.", lower_bound=1, flag_values=fv)
     flags.DEFINE_integer("seed", 0, "Seed; equal seeds draw equal images.", lower_bound=0, flag_values=fv)
-    flags.DEFINE_enum("style", "small", STYLES, "Image sizes: small, or photo (as in COCO).", flag_values=fv)
+    flags.DEFINE_enum(
+        "style",
+        "small",
+        STYLES,
+        "Sizes of images and objects: small, photo (as in COCO), aerial or tile.",
+        flag_values=fv,
+    )
     flags.mark_flag_as_required("output_dir", flag_values=fv)
 
 

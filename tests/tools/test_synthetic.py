@@ -109,11 +109,11 @@ def test_covered_synthetic_object_shows_at_least_the_minimum_share_of_its_area(d
 
 def test_synthetic_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
     """White pixels show where the object is."""
-    monkeypatch.setattr(synthetic, "MAX_OBJECTS", 1)
+    style = synthetic.STYLES["small"]._replace(objects=(1, 1))
     monkeypatch.setattr(synthetic, "_background", lambda rng, h, w: np.zeros((h, w, 3), np.float32))
     monkeypatch.setattr(synthetic, "_fill", lambda rng, mask, _: np.full((*mask.shape, 3), 255, np.float32))
     monkeypatch.setattr(synthetic, "_cast_shadow", lambda *args: None)
-    attempts = [synthetic.draw_picture(seed=11, index=index) for index in range(20)]
+    attempts = [synthetic.draw_picture(11, index, style) for index in range(20)]
     pictures = [picture for picture in attempts if len(picture.category_ids)]
     assert len(pictures) >= 15
     for picture in pictures:
@@ -140,7 +140,7 @@ SHAPES = [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
 def test_synthetic_shape_fills_the_share_of_its_box_that_geometry_gives(name, share):
     """Geometry gives the shares, such as pi/4 for a disk."""
     rng = np.random.default_rng(0)
-    shares = [synthetic._shape_mask(rng, name, 640).mean() / 255 for _ in range(60)]
+    shares = [synthetic._shape_mask(rng, name, (12, 250), 640).mean() / 255 for _ in range(60)]
     if name in ("disk", "ring"):
         np.testing.assert_allclose(shares, share, atol=0.05)
     else:  # these shapes are rotated, and then fill less of their box
