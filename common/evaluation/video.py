@@ -1,17 +1,23 @@
-"""Reads the frames of a video as a data source for infer.py, and writes the video with boxes."""
+"""Reads the frames of a video as a data source for infer.py, and writes the video with boxes.
+
+OpenCV decodes the frames on a CPU. If there is a GPU, DALI decodes them there (never run on a GPU).
+"""
 
 import fractions
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from nvidia import dali
+from nvidia.dali import fn
 
 from common.dali_ops import Nodes
 from common.data.annotations import without_objects
+from common.data.loader import gpu_visible
 from common.data.sources import Source
 from common.errors import UserError
 from common.progress import log
@@ -22,6 +28,7 @@ _QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}
 # which OpenCV's FFmpeg would cut off a row or a column.
 _CODECS = {".mp4": "mp4v", ".avi": "MJPG"}
 _LARGEST_AVI = 2**32 - 2**20  # bytes; sizes in an AVI file have 32 bits
+_UNEVEN = 0.5  # difference of a frame's duration, relative to the others, that makes a frame rate variable
 _FALLBACK_RATE = 25.0  # frames per second, if the file has no frame rate
 
 
@@ -29,15 +36,19 @@ class VideoSource(Source):
     """The frames of one video, in order, for the tf.data loader.
 
     Args:
-        num_frames: number of frames that can be decoded.
+        seconds: the time of each frame that can be decoded.
+        frame_rate: frames per second of the video with boxes.
         height, width: size of the decoded frames in pixels.
     """
 
     name = "video"
 
-    def __init__(self, path: str, num_frames: int, frame_rate: float, height: int, width: int) -> None:
+    def __init__(
+        self, path: str, seconds: Sequence[float], frame_rate: float, height: int, width: int
+    ) -> None:
         self.path, self.frame_rate, self.height, self.width = path, frame_rate, height, width
-        self.annotations = without_objects([os.path.basename(path)] * num_frames, path)
+        self.seconds = seconds
+        self.annotations = without_objects([os.path.basename(path)] * len(seconds), path)
         self.files = [path]
 
     def read(self, *, training: bool, **options: Any) -> Nodes:
@@ -47,12 +58,22 @@ class VideoSource(Source):
         """Returns facts about each frame for detections.json."""
         name = os.path.basename(self.path)
         return [
-            {"image_id": i, "frame": i, "seconds": round(i / self.frame_rate, 3), "file_name": name}
-            for i in range(self.size)
+            {"image_id": i, "frame": i, "seconds": round(seconds, 3), "file_name": name}
+            for i, seconds in enumerate(self.seconds)
         ]
 
     def frames(self) -> Iterator[np.ndarray]:
         """Yields the frames in order, uint8 (H, W, 3) RGB."""
+        if gpu_visible():
+            frames = dali_frames(self.path, self.size, "gpu")
+            try:
+                first = next(frames)
+            except RuntimeError as error:
+                log(f"DALI cannot decode {self.path}, so OpenCV does: {' '.join(str(error).split())[:200]}")
+            else:
+                yield first
+                yield from frames
+                return
         capture = _opencv().VideoCapture(self.path)
         for _ in range(self.size):
             success, frame = capture.read()
@@ -73,8 +94,32 @@ class VideoSource(Source):
         return frames.enumerate().map(example)
 
 
+def dali_frames(path: str, num_frames: int, device: str) -> Iterator[np.ndarray]:
+    """Yields the frames that DALI decodes, uint8 (H, W, 3) RGB.
+
+    Args:
+        num_frames: the number of frames that OpenCV counted.
+        device: "gpu"; or "cpu", which can only decode VP8, VP9 and Motion JPEG.
+
+    Raises:
+        RuntimeError: DALI cannot decode the file, or counts other frames.
+    """
+
+    @dali.pipeline_def(batch_size=1, num_threads=1, device_id=0 if device == "gpu" else None)  # type: ignore
+    def graph() -> Any:
+        return fn.experimental.readers.video(device=device, filenames=[path], sequence_length=1, name="video")
+
+    pipeline = graph()
+    pipeline.build()
+    if (count := pipeline.epoch_size("video")) != num_frames:
+        raise RuntimeError(f"DALI counts {count} frames instead of {num_frames}")
+    for _ in range(num_frames):
+        (sequences,) = pipeline.run()
+        yield np.array(sequences.as_cpu().at(0)[0])
+
+
 def open_video(path: str) -> VideoSource:
-    """Decodes a whole video once, to count its frames.
+    """Decodes a whole video once, to count its frames and to read their times.
 
     Raises:
         UserError: OpenCV is not installed, or no frame can be decoded.
@@ -86,14 +131,22 @@ def open_video(path: str) -> VideoSource:
     success, first = capture.read()
     if not success:
         raise UserError(f"--images={path} is damaged or not a video: no frame can be decoded")
-    count = 1
+    milliseconds = [capture.get(cv2.CAP_PROP_POS_MSEC)]
     while capture.grab():
-        count += 1
+        milliseconds.append(capture.get(cv2.CAP_PROP_POS_MSEC))
+    count = len(milliseconds)
     rate, promised = capture.get(cv2.CAP_PROP_FPS), int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
     if promised > count:
         log(f"warning: only {count} of the {promised} frames of {path} can be decoded")
     rate = rate if np.isfinite(rate) and rate > 0 else _FALLBACK_RATE
-    return VideoSource(path, count, rate, *first.shape[:2])
+    seconds = np.array(milliseconds) / 1000
+    steps = np.diff(seconds)
+    if not (steps > 0).all():  # a file without times
+        seconds = np.arange(count) / rate
+    elif count > 1 and np.abs(steps * rate - 1).max() > _UNEVEN:
+        rate = (count - 1) / (seconds[-1] - seconds[0])
+        log(f"{path} has a variable frame rate: the video with boxes has {rate:.2f} frames per second")
+    return VideoSource(path, seconds.tolist(), float(rate), *first.shape[:2])
 
 
 def suffix_for(source: VideoSource) -> str:

@@ -44,7 +44,7 @@ def test_written_video_has_the_frames_size_and_rate_of_its_source(clip, tmp_path
 @pytest.mark.parametrize(("size", "rate"), [((63, 97), 30000 / 1001), ((64, 97), 0.4), ((63, 96), 25.0)])
 def test_written_video_of_an_odd_size_keeps_its_size_frames_and_rate(tmp_path, size, rate):
     frames = [np.full((*size, 3), colour, np.uint8) for colour in COLOURS]
-    source = video.VideoSource("clip.mov", len(frames), rate, *size)
+    source = video.VideoSource("clip.mov", [i / rate for i in range(5)], rate, *size)
     path = str(tmp_path / f"out{video.suffix_for(source)}")
     video.write_video(path, source, frames)
     copy = video.open_video(path)
@@ -52,6 +52,34 @@ def test_written_video_of_an_odd_size_keeps_its_size_frames_and_rate(tmp_path, s
     assert copy.frame_rate == pytest.approx(rate, rel=1e-6)
     for frame, colour in zip(copy.frames(), COLOURS, strict=True):
         np.testing.assert_allclose(frame.mean((0, 1)), colour, atol=12)
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_frames_of_a_video_with_a_variable_frame_rate_have_their_own_times(tmp_path, suffix, capsys):
+    path, ticks = str(tmp_path / f"clip.{suffix}"), [0, 1, 2, 5, 20]  # tenths of a second
+    options = [cv2.VIDEOWRITER_PROP_RAW_VIDEO, 1]  # the frames are JPEGs, and have the times that are set
+    writer = cv2.VideoWriter(path, cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*"MJPG"), 10, SIZE[::-1], options)
+    for tick, colour in zip(ticks, COLOURS, strict=True):
+        writer.set(cv2.VIDEOWRITER_PROP_PTS, tick)
+        writer.write(cv2.imencode(".jpg", np.full((*SIZE, 3), colour[::-1], np.uint8))[1].reshape(1, -1))
+    writer.release()
+    source = video.open_video(path)
+    assert [facts["seconds"] for facts in source.frame_facts()] == [0.0, 0.1, 0.2, 0.5, 2.0]
+    assert source.frame_rate == pytest.approx(4 / 2.0)
+    assert "has a variable frame rate: the video with boxes has 2.00 frames" in capsys.readouterr().err
+    for frame, colour in zip(source.frames(), COLOURS, strict=True):
+        np.testing.assert_allclose(frame.mean((0, 1)), colour, atol=12)
+
+
+def test_dali_decodes_the_frames_that_opencv_decodes(clip):
+    """DALI's CPU decoder runs the graph of the GPU for Motion JPEG."""
+    source = video.open_video(str(clip))
+    frames = list(video.dali_frames(str(clip), source.size, "cpu"))
+    for frame, expected in zip(frames, source.frames(), strict=True):
+        assert frame.shape == expected.shape and frame.dtype == np.uint8
+        np.testing.assert_allclose(frame.astype(int), expected.astype(int), atol=6)
+    with pytest.raises(RuntimeError, match="counts 5 frames instead of 4"):
+        next(video.dali_frames(str(clip), 4, "cpu"))
 
 
 @pytest.mark.parametrize("suffix", ["3gp", "ts", "flv"])
