@@ -4,7 +4,7 @@ For each tile, DALI decodes, resizes and colours only the pixels that the tile s
 resize filter needs. A sample that is not a mosaic has one tile: the whole canvas of the first reader's image.
 
 The first reader reads the data in its usual order. The other three read the same shards in other orders.
-Each image is read four times per epoch. Use many TFRecord files of shuffled images.
+Each image is read four times per epoch. For TFRecords and WebDataset, use --shuffle=global.
 
 Arrays have one column per tile. In int32 (2, 4), the first row has the four y, the second the four x.
 """
