@@ -215,6 +215,9 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         DataError: the input has errors; the message lists all of them.
         UserError: flags exclude each other, or files are missing, exist already or cannot be read.
     """
+    if source not in CONTAINERS:
+        advice = "only TFRecords and WebDataset are read from there, copy it to a disk"
+        storage.refuse_remote("--input", options.input, advice)
     formats = recognition.recognise_path(options.input)
     if formats and source not in {row.source for row in formats}:
         row, path = next(iter(formats.items()))

@@ -480,3 +480,6 @@ def test_conversion_refuses_a_json_or_images_in_a_bucket():
     assert message.startswith("--output=s3://data/x.json is in a bucket: give a path on a disk")
     message = refused("coco", "tfrecord", input="x", images="s3://data/images", output="s3://data/x")
     assert message.startswith("--images=s3://data/images is in a bucket")
+    for source in ("coco", "voc", "yolo", "cvat", "labelme", "csv", "detections"):
+        message = refused(source, "tfrecord", input="s3://data/x", images="images", output="x")
+        assert message.startswith("--input=s3://data/x is in a bucket: only TFRecords and WebDataset are")
