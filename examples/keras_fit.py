@@ -191,7 +191,7 @@ def fit(a: Args) -> None:
         callbacks.append(keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False))
         print(f"epochs {epochs_done + 1} to {config.epochs}; results go to {directory}")
 
-    epoch = epoch_options(config, a.seed, epochs_done)
+    epoch = epoch_options(config, a.seed, epochs_done, state.choose_shuffle(a.shuffle))
     mode = tf.distribute.InputReplicationMode.PER_REPLICA  # each replica has a DALI pipeline and a shard
     setup = tf.distribute.InputOptions(experimental_fetch_to_device=False, experimental_replication_mode=mode)
     batches = model.distribute_strategy.distribute_datasets_from_function(
