@@ -87,6 +87,8 @@ def apply_if(
     if optimizer.use_ema:
         raise ValueError(f"use_ema=True of {optimizer.name} is not supported: use --ema_decay")
     gradients, variables = optimizer._filter_empty_gradients(gradients, variables)
+    if factor := optimizer.loss_scale_factor:
+        gradients = [gradient / factor for gradient in gradients]
     steps = optimizer.gradient_accumulation_steps or 1
     is_due = condition & (tf.math.floormod(optimizer._iterations + 1, steps) == 0)
     indexes = [optimizer._get_variable_index(variable) for variable in variables if steps > 1]
@@ -106,6 +108,9 @@ def apply_if(
     optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
     for variable, value in zip(changing, old, strict=True):
         variable.assign(tf.where(is_due, variable.read_value(), value))
+    for variable in variables:
+        if variable.constraint is not None:
+            variable.assign(tf.where(condition, variable.constraint(variable), variable))
     optimizer._iterations.assign_add(tf.cast(condition, optimizer._iterations.dtype))
 
 

@@ -103,7 +103,9 @@ def test_infinite_gradient_norm_makes_all_weights_nan_as_in_keras():
 WITHOUT_BRANCH = {
     "sgd": lambda: FusedSGD(0.1, momentum=0.9, global_clipnorm=3.0),
     "adam, accumulated": lambda: FusedAdam(0.1, gradient_accumulation_steps=3),
-    "adamw of Keras": lambda: keras.optimizers.AdamW(0.1),
+    "adamw of Keras, constant loss scale": lambda: keras.optimizers.AdamW(
+        0.1, loss_scale_factor=8.0, clipnorm=1.0
+    ),
     "sgd, accumulated, float16": lambda: keras.optimizers.LossScaleOptimizer(
         FusedSGD(0.1, momentum=0.9, weight_decay=0.1, gradient_accumulation_steps=2), 4.0, 3
     ),
@@ -118,6 +120,7 @@ def test_updates_under_a_condition_have_no_branch_and_equal_updates_of_only_the_
     results = []
     for with_branch in (False, True):
         variables = [keras.Variable(np.ones(n, np.float32)) for n in (30, 7)]
+        variables[1].constraint = keras.constraints.MaxNorm(2.0)
         optimizer = make()
         optimizer.build(variables)
         if with_branch:
