@@ -62,15 +62,18 @@ def write_labels(
         voc_pixels: "one_based" or "zero_based", as for `read_voc`.
 
     Raises:
-        UserError: two images would have the same label file.
+        UserError: two images would have the same labels.
         OSError: a file cannot be read or written.
     """
     image_folder, label_folder = _FOLDERS[target]
-    stems: dict[str, str] = {}
-    for name in annotations.file_names if label_folder else ():
-        other = stems.setdefault(os.path.splitext(name)[0], name)
-        if other != name:
-            raise UserError(f"{other!r} and {name!r} would have the same label file: rename one of them")
+    files: dict[str, str] = {}
+    for name in annotations.file_names:
+        file = os.path.splitext(name)[0] if label_folder else name
+        if file in files:
+            problem = f"{files[file]!r} and {name!r} would have the same labels"
+            advice = "merge these images" if name == files[file] else "rename one of them"
+            raise UserError(f"{problem}: {advice}")
+        files[file] = name
     images = list(_images(annotations, images_dir, turned=target == "cvat"))
     label_map = annotations.label_map
 

@@ -129,8 +129,12 @@ def test_labels_are_not_written_into_a_directory_with_files_or_over_each_other(t
     names["input"].write_text(json.dumps(document))
     PIL.Image.new("RGB", (40, 20)).save(tmp_path / "photos/sub/a.jpg")
     message = refused("coco", "voc", **names, output=tmp_path / "voc")
-    assert message == "'sub/a.png' and 'sub/a.jpg' would have the same label file: rename one of them"
+    assert message == "'sub/a.png' and 'sub/a.jpg' would have the same labels: rename one of them"
     assert not (tmp_path / "voc").exists()
+    document["images"][1]["file_name"] = "sub/a.png"
+    names["input"].write_text(json.dumps(document))
+    message = refused("coco", "cvat", **names, output=tmp_path / "cvat")
+    assert message == "'sub/a.png' and 'sub/a.png' would have the same labels: merge these images"
 
 
 def test_records_are_converted_to_labels_without_other_copies_of_their_images(drawn_records, tmp_path):
