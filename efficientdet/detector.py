@@ -1,10 +1,12 @@
 """Detects objects from Python with a trained EfficientDet.
 
-from efficientdet import detector
+    from efficientdet import detector
 
-detect = detector.load("runs/mine")
-for boxes_px, scores, class_names in detect(["a.jpg", "b.jpg"]):
-    ...
+    detect = detector.load("runs/mine")
+    for boxes_px, scores, class_names in detect(["a.jpg", "b.jpg"]):
+        ...
+
+The detections are those of infer.py.
 """
 
 import os

@@ -2,8 +2,9 @@ r"""Sends a run's results to MLflow or Weights & Biases, after the training or, 
 
     python track_run.py --run=runs/mine --to=mlflow      (or --to=wandb --follow)
 
-Flags become parameters, rows of results.csv metrics, and pictures are attached. --follow ends after the last
-epoch or with Ctrl-C. MLFLOW_TRACKING_URI or WANDB_MODE set the place. Uses mlflow-skinny or wandb and Pillow.
+Flags become parameters, rows of results.csv metrics, and pictures are attached. --follow ends with Ctrl-C or,
+if the run was started with --epochs, after the last epoch. MLFLOW_TRACKING_URI or WANDB_MODE set the place.
+Uses mlflow-skinny or wandb and Pillow.
 """
 
 import argparse
@@ -55,6 +56,6 @@ if __name__ == "__main__":
     o = parser.parse_args()
     try:
         flags = dict(line[2:].split("=", 1) for line in (o.run / "flags.txt").read_text().splitlines())
-        send(o.to, o.run.name, flags, rows_of(o.run, float(flags["epochs"]), o.follow))
+        send(o.to, o.run.name, flags, rows_of(o.run, float(flags.get("epochs", "inf")), o.follow))
     except Exception as error:  # the packages raise many classes
         sys.exit(f"error: {error}")

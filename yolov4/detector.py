@@ -6,7 +6,7 @@
     for boxes_px, scores, class_names in detect(["a.jpg", "b.jpg"]):
         ...
 
-NMS has an IoU threshold of 0.45, as in infer.py.
+The detections are those of infer.py: NMS has an IoU threshold of 0.45.
 """
 
 import os
