@@ -41,10 +41,12 @@ from common.data.annotations import Annotations
 from common.data.check.issues import Fault
 from common.data.check.recognition import HEAD, foreign
 from common.data.sharding import check_shards, order
+from common.errors import UserError
 from common.files import file_type, get_or_create
 
 _BLOCK = 512  # bytes; a tar file consists of such blocks
 _OPEN_FILES = 2**16  # enough for several readers with parts.MAX_PARTS files
+_SPARE_FILES = 32  # that are opened later
 _AFTER_END = 2**16  # bytes after the last member that are checked; tar pads with up to 10 KiB
 _INDEX = 1  # increase it when the indexes of `write_indexes` change
 _HEADER = "v1.2 {}"  # first line of an index, with the number of images
@@ -195,7 +197,7 @@ def webdataset_reader(
         (jpegs, boxes, labels, image_ids), see readers.py.
 
     Raises:
-        UserError: there are fewer images than shards.
+        UserError: there are fewer images than shards, or the host allows too few open files.
     """
     check_shards(len(shards.spans), num_shards)
     if storage.all_remote(shards.files):
@@ -204,7 +206,7 @@ def webdataset_reader(
     if training and shuffle == "global":
         files, indexes = parts.cut(files, indexes, _HEADER)
     if not storage.is_remote(files[0]):
-        _allow_open_files()
+        _allow_open_files(len(files))
     jpegs = fn.readers.webdataset(
         paths=list(files),
         index_paths=list(indexes),
@@ -227,10 +229,23 @@ def webdataset_reader(
     return jpegs, boxes, labels, image_ids  # type: ignore[return-value]
 
 
-def _allow_open_files() -> None:
-    """Raises this process's limit of open files, usually 1,024: DALI keeps the file of each part open."""
+def _allow_open_files(count: int) -> None:
+    """Raises this process's limit of open files, usually 1,024: DALI keeps the file of each part open.
+
+    Args:
+        count: number of files that a reader opens.
+
+    Raises:
+        UserError: the host does not allow as many. DALI would end the process.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))
+    limit = max(soft, min(hard, _OPEN_FILES))
+    if count + len(os.listdir("/proc/self/fd")) + _SPARE_FILES > limit:
+        raise UserError(
+            f"DALI keeps {count} files of WebDataset open, but a process may open only {limit} here: raise "
+            "the hard limit (ulimit -Hn), or use --shuffle=buffer and fewer shards"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _from_hex(digits: DataNode) -> DataNode:

@@ -174,3 +174,15 @@ def test_webdataset_opens_more_parts_than_the_process_may_open_files_at_first(tm
         assert sorted(ids(read(source.read, 160, batch_size=8, training=True))) == list(range(160))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_webdataset_of_more_parts_than_the_host_allows_open_files_is_an_error_in_one_line(
+    tmp_path, monkeypatch
+):
+    source = open_set(write_set(tmp_path, "webdataset", [160]))
+    monkeypatch.setattr(parts, "RUN", 1)
+    limit = len(os.listdir("/proc/self/fd")) + 100
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    message = rf"DALI keeps 160 files of WebDataset open, but a process may open only {limit} here: raise"
+    with pytest.raises(UserError, match=message):
+        read(source.read, 160, batch_size=8, training=True)
