@@ -57,6 +57,7 @@ if __name__ == "__main__":  # check the flags first, because the imports below t
 
 import tensorflow as tf
 
+from common.data.check import loader_errors
 from common.data.check.coco import load_coco
 from common.data.sources import ImageListSource
 from common.evaluation import coco_metrics
@@ -156,8 +157,11 @@ def detect_objects(a: Args) -> list[dict]:
         raise UserError(f"--overlap={a.overlap}: the tiles of {tile[0]}x{tile[1]} pixels must be larger")
     results, bar = [], Bar("detecting", job.source.size)
     for index, file in enumerate(job.source.files):
-        image = ndd.decoders.image(np.fromfile(file, np.uint8), adjust_orientation=False)
-        height, width, _ = image.shape
+        try:
+            image = ndd.decoders.image(np.fromfile(file, np.uint8), adjust_orientation=False)
+            height, width, _ = image.shape
+        except RuntimeError as error:
+            raise loader_errors.explain(error, job.source, "dali_cpu") from error
         top_left = corners((height, width), tile, a.overlap)
         batches = np.array_split(cut(image, top_left, tile), math.ceil(len(top_left) / a.batch_size))
         outputs = [

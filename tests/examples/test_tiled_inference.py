@@ -146,3 +146,13 @@ def test_ap_of_each_app_with_tiles_is_higher_than_on_the_whole_image(app, large,
 def test_overlap_as_large_as_a_tile_is_refused(large, tmp_path):
     message = refusal(run, "yolov4", large, tmp_path, "--tile=64")
     assert message == "--overlap=64: the tiles of 64x64 pixels must be larger"
+
+
+def test_damaged_image_is_an_error_in_one_line_that_names_it(large, tmp_path):
+    content = (large / "images/large.png").read_bytes()
+    middle = len(content) // 2
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/large.png").write_bytes(content[:middle] + bytes(20) + content[middle + 20 :])
+    (tmp_path / "instances.json").write_bytes((large / "instances.json").read_bytes())
+    message = refusal(run, "yolov4", tmp_path, tmp_path / "out")
+    assert message.startswith(f"images: image with damaged data: '{tmp_path}/images/large.png'")
