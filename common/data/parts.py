@@ -59,7 +59,7 @@ def cut(
                 content = [header.format(len(rows))] * num_headers + [lines[row] for row in rows.tolist()]
                 next(names).write_text("\n".join([*content, ""]))
 
-    if not paths[-1].exists():  # the file that is written last
+    if not all(path.exists() for path in paths):
         with user_errors(f"cannot write {directory} (to use another directory, set XDG_CACHE_HOME)"):
             directory.mkdir(exist_ok=True)
             write_into(directory, write)
