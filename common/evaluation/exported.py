@@ -75,15 +75,23 @@ def _open_saved_model(path: pathlib.Path) -> Run:
     return run
 
 
-def _open_onnx(path: pathlib.Path) -> Run:
+def onnx_session(path: pathlib.Path) -> Any:
+    """Opens an onnxruntime.InferenceSession, on the GPU if CUDA can be loaded.
+
+    `get_providers()` of the session begins with CUDAExecutionProvider if it runs on the GPU.
+    """
     import onnxruntime
 
     onnxruntime.preload_dlls()  # loads CUDA's libraries from TensorFlow's wheels
     cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
     # TF32 changes the outputs by more than export.py allows.
     on_gpu = [(cuda, {"use_tf32": "0"})] if cuda in onnxruntime.get_available_providers() else []
-    session = onnxruntime.InferenceSession(path, providers=[*on_gpu, cpu])
-    if cuda not in session.get_providers() and tf.config.list_physical_devices("GPU"):
+    return onnxruntime.InferenceSession(path, providers=[*on_gpu, cpu])
+
+
+def _open_onnx(path: pathlib.Path) -> Run:
+    session = onnx_session(path)
+    if "CUDAExecutionProvider" not in session.get_providers() and tf.config.list_physical_devices("GPU"):
         instead = f"pip uninstall onnxruntime; pip install {ONNX_RUNTIME}"
         log_once(f"ONNX Runtime runs on the CPU here. To use the GPU: {instead}")
     names = [output.name for output in session.get_outputs()]

@@ -30,8 +30,8 @@ LOGS = ROOT / "runs" / "test-gpu"
 LIMIT = 3600.0  # seconds for one file
 LIMITS = {"test_training.py": 4 * 3600.0}
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
-# Lines of pytest that are printed: failures, skipped tests, missing packages and measured times.
-DETAIL = re.compile(r"(FAILED|ERROR|SKIPPED) |E +ModuleNotFoundError|\S.* (images/s|ms at batch)\b")
+# Lines of pytest that are printed: failures, skipped tests, missing packages and measured speeds.
+DETAIL = re.compile(r"(FAILED|ERROR|SKIPPED) |E +ModuleNotFoundError|\S.* images/s\b")
 
 
 def gpu_files() -> list[pathlib.Path]:

@@ -20,7 +20,7 @@ from common.args import default_threads
 from common.data.loader import gpu_visible
 from common.errors import UserError
 from common.progress import log
-from tools.benchmark import measuring, report, rounds
+from tools.benchmark import exports, measuring, report, rounds
 from tools.benchmark.options import APPS, BenchArgs
 from tools.benchmark.rounds import Record
 
@@ -29,6 +29,7 @@ PAYS = 1.05  # smallest speed-up that is worth a flag
 # roles of worker.work
 LOADER, TF_DATA, STEP, BOTH = "data:dali_gpu", "data:tensorflow", "model", "both:dali_gpu"
 EVALUATION = "inference:dali_gpu"
+WITH_LATENCY = (EVALUATION, *exports.ROLES)  # their results are in "inference" of --json
 _SET_BY_ROWS = (
     *("model_name", "what", "pipeline_types", "baseline", "hparams", "batch_size", "num_threads"),
     *args.DECODER_FLAGS,
@@ -72,7 +73,8 @@ def all_rows(cores: int, gpus: int) -> list[Row]:
         bfloat16, compiled = step[2:4]
         rows += [Row(app, LOADER, flags) for flags in loader] + [Row(app, TF_DATA, {})]
         rows += [Row(app, STEP, flags) for flags in (*step, compiled | {"batch_size": batch_size * 2})]
-        rows += [Row(app, BOTH, flags) for flags in (bfloat16, compiled)] + [Row(app, EVALUATION, {})]
+        rows += [Row(app, BOTH, flags) for flags in (bfloat16, compiled)]
+        rows += [Row(app, role, {}) for role in WITH_LATENCY]
     return rows
 
 
@@ -89,23 +91,26 @@ def measure(a: BenchArgs) -> None:
             raise UserError(f"omit --{name}: the measurement itself sets it")
     if not a.json:
         raise UserError("--json=FILE is missing: it keeps the results")
+    missing = {role: line for role in exports.ROLES if (line := exports.missing(role.split(":")[1]))}
     gpus = len(tf.config.list_physical_devices("GPU"))
     rows, record = all_rows(len(os.sched_getaffinity(0)), max(gpus, 1)), open_record(a, a.json)
+    rows = [row for row in rows if row.role not in missing]
     flags = {app: _checked(app, a) for app in BATCH_SIZES}
     with tempfile.TemporaryDirectory(prefix="bench-") as logs:
         for row in rows:
-            results = record["inference" if row.role == EVALUATION else "candidates"]
+            results = record["inference" if row.role in WITH_LATENCY else "candidates"]
             if "error" in results.get(row.name, {"error": "not measured"}):
                 of_row = dataclasses.replace(flags[row.app], **row.flags)
                 command = measuring.command(APPS[row.app], row.role, of_row)._replace(name=row.name)
-                if row.role == EVALUATION:
+                if row.role in WITH_LATENCY:
                     results[row.name] = rounds.result(command, pathlib.Path(logs))
                 else:
                     results |= rounds.measure(
                         [command], rounds=a.rounds, seconds=a.seconds, logs=pathlib.Path(logs)
                     )
                 measuring.write_json(a.json, record)
-    print("\n".join([table(record), "", *verdict(rows, record)]), flush=True)
+    lines = [table(record), "", *verdict(rows, record), *dict.fromkeys(missing.values())]
+    print("\n".join(lines), flush=True)
     log(f"wrote {a.json}")
     if not report.succeeded(record["candidates"]):
         raise UserError("nothing could be measured: the lines above name the reasons")
@@ -126,19 +131,20 @@ def open_record(a: BenchArgs, path: str) -> Record:
 
 def table(record: Record) -> str:
     """Returns the rows for docs/benchmarks.md."""
-    lines = ["| | images/s | CPU ms per image | memory on the host, MB |", "|---|--:|--:|--:|"]
+    titles = ("images/s", "ms per batch", "CPU ms per image", "memory on the host, MB")
+    lines = [f"| | {' | '.join(titles)} |", "|---" + "|--:" * len(titles) + "|"]
     for name, each in report.succeeded(record["candidates"]).items():
         rate, cpu = (each[key]["median"] for key in ("images_per_second", "cpu_ms_per_image"))
-        lines.append(f"| {name} | {rate:.4g} | {cpu:.3g} | {each['peak_bytes'] / 1e6:.0f} |")
+        lines.append(f"| {name} | {rate:.4g} | | {cpu:.3g} | {each['peak_bytes'] / 1e6:.0f} |")
     for name, times in report.succeeded(record["inference"]).items():
         for each in times:
-            rate = f"{each['images_per_second']:.4g}"
-            lines.append(f"| {name} --batch_size={each['batch_size']} | {rate} | | |")
+            cells = f"{each['images_per_second']:.4g} | {each['latency_ms']:.3g}"
+            lines.append(f"| {name} --batch_size={each['batch_size']} | {cells} | | |")
     return "\n".join(lines)
 
 
 def verdict(rows: Sequence[Row], record: Record) -> list[str]:
-    """Returns for each app whether DALI helps, which flags to change and what limits training.
+    """Returns for each app whether DALI helps, which flags to change, what limits training, and exports.
 
     The last lines are the rows that failed.
     """
@@ -168,6 +174,7 @@ def verdict(rows: Sequence[Row], record: Record) -> list[str]:
                 share = rate / min(default, step[text])
                 together = f"{app}: with {text}, loader and step together make {rate:.0f} images/s"
                 lines.append(f"{together}, {share:.0%} of the slower, which is the {limit}.")
+        lines += fastest_exports(app, report.succeeded(record["inference"]))
     results = record["candidates"] | record["inference"]
     return lines + [f"{name}: failed: {each['error']}" for name, each in results.items() if "error" in each]
 
@@ -184,6 +191,21 @@ def does_dali_help(dali: float, tf_data: float, step: float) -> str:
         f"Does DALI help here? {answer}: DALI loads {dali:.0f} images/s, tf.data {tf_data:.0f}, "
         f"and the fastest step takes {step:.0f}."
     )
+
+
+def fastest_exports(app: str, results: Record) -> list[str]:
+    """Returns for each batch size the export with the lowest latency. `results` may lack rows."""
+    rows = {role: Row(app, role, {}).name for role in exports.ROLES}
+    latencies: dict[int, dict[str, float]] = {}
+    for role, name in rows.items():
+        for each in results.get(name, []):
+            latencies.setdefault(each["batch_size"], {})[role] = each["latency_ms"]
+    lines = []
+    for size, of_roles in latencies.items():
+        fastest = min(of_roles, key=of_roles.__getitem__)
+        kind = fastest.removeprefix("export:")
+        lines.append(f"{app}: fastest export at batch {size}: {kind}, {of_roles[fastest]:.3g} ms per batch.")
+    return lines
 
 
 def _checked(app: str, a: BenchArgs) -> BenchArgs:

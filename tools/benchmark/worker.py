@@ -17,7 +17,7 @@ from common.training import step_guard
 from common.training.checkpoints import RunState
 from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
-from tools.benchmark import stages
+from tools.benchmark import exports, stages
 from tools.benchmark.options import BenchApp, BenchArgs
 
 
@@ -25,11 +25,12 @@ def work(app: BenchApp, role: str, a: BenchArgs) -> None:
     """Runs one candidate.
 
     Args:
-        role: model, data:TYPE, both:TYPE, stages:TYPE or inference:TYPE. TYPE is a pipeline type. The first
-            three run until the process is killed. The last two print `result` and JSON in one line.
+        role: model, data:TYPE, both:TYPE, stages:TYPE, inference:TYPE or export:FORMAT:QUANTIZE. TYPE is a
+            pipeline type. The first three run until the process is killed. The last three print `result`
+            and JSON in one line.
     """
-    what, _, pipeline_type = role.partition(":")
-    a = dataclasses.replace(a, pipeline_type=pipeline_type or "synthetic")
+    what, _, kind = role.partition(":")
+    a = dataclasses.replace(a, pipeline_type="synthetic" if what in ("model", "export") else kind)
     reproducible()
     ranks = start("none")
     keras.utils.set_random_seed(0)
@@ -44,6 +45,12 @@ def work(app: BenchApp, role: str, a: BenchArgs) -> None:
         opened = [loaders.open_loader(each, ranks, config, data, training=False) for each in sizes]
         times = [stages.measure_inference(each, network, to_detections, data.label_map, a) for each in opened]
         print(f"result {json.dumps(times)}", flush=True)
+        return
+    if what == "export":
+        model = app.module("train").make_model(config, data.num_classes)
+        print(
+            f"result {json.dumps(exports.measure(app, kind, model, config, data.label_map, a))}", flush=True
+        )
         return
     epoch_options = functools.partial(loaders.epoch_options, config, a.seed)
     open_loader = functools.partial(loaders.open_loader, a, ranks, config, data, training=True)

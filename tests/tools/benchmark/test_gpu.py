@@ -10,7 +10,7 @@ from absl import flags
 from common import args
 from tests.refusal import refusal
 from tools import bench
-from tools.benchmark import gpu, measuring, report
+from tools.benchmark import exports, gpu, measuring, report
 from tools.benchmark.gpu import BOTH, EVALUATION, LOADER, STEP, TF_DATA, Row
 from tools.benchmark.options import BenchArgs, define_flags
 from tools.benchmark.rounds import Command
@@ -18,7 +18,7 @@ from tools.benchmark.rounds import Command
 LOADS = (0.0, 0.3, 1.0)  # values of --hw_decoder_load
 ROWS = [Row("yolov4", LOADER, {"hw_decoder_load": load}) for load in LOADS[:2]]
 ROWS.append(Row("yolov4", EVALUATION, {"hw_decoder_load": 1.0}))
-TIMES = [{"batch_size": 8, "images_per_second": 12.5}]
+TIMES = [{"batch_size": 8, "latency_ms": 640.0, "images_per_second": 12.5}]
 
 
 class Measurement:
@@ -55,6 +55,7 @@ def measurement(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "gpu_visible", lambda: True)
     monkeypatch.setattr(gpu, "_checked", lambda app, a: a)
     monkeypatch.setattr(gpu, "all_rows", lambda cores, gpus: ROWS)
+    monkeypatch.setattr(exports, "missing", lambda export_format: "")
     monkeypatch.setattr(measuring, "command", measurement.command)
     return measurement
 
@@ -72,13 +73,27 @@ def test_failed_row_of_gpu_benchmark_is_reported_and_repeated_by_the_next_run(me
         "| yolov4 data:dali_gpu",
         "| yolov4 inference:dali_gpu",
     ]
-    assert f"| {ROWS[2].name} --batch_size=8 | 12.5 | | |" in lines
+    assert f"| {ROWS[2].name} --batch_size=8 | 12.5 | 640 | | |" in lines
 
     measurement.programs[0.3] = good
     measurement.run()
     assert measurement.started == [0.3] and "error" not in measurement.results[ROWS[1].name]
     assert report.compare(str(measurement.path), str(measurement.path)).count(": images/s") == 2
     assert "was written with other flags" in refusal(measurement.run, seed=1)
+
+
+def test_gpu_benchmark_measures_exports_and_names_a_missing_package_once(measurement, monkeypatch, capsys):
+    rows = [ROWS[0], *(Row("yolov4", role, {}) for role in exports.ROLES)]
+    problems = {"onnx": "", "tensorrt": "TensorRT is missing"}
+    monkeypatch.setattr(gpu, "all_rows", lambda cores, gpus: rows)
+    monkeypatch.setattr(exports, "missing", problems.__getitem__)
+    measurement.programs[BenchArgs().hw_decoder_load] = measurement.programs[1.0]
+    measurement.run()
+    assert list(measurement.results) == [rows[0].name, "yolov4 export:onnx:none"]
+    *lines, fastest, missing = capsys.readouterr().out.splitlines()
+    assert "| yolov4 export:onnx:none --batch_size=8 | 12.5 | 640 | | |" in lines
+    assert fastest == "yolov4: fastest export at batch 8: onnx:none, 640 ms per batch."
+    assert missing == "TensorRT is missing" not in lines
 
 
 def test_interrupted_gpu_benchmark_leaves_its_first_rows_in_the_json(measurement):
@@ -121,7 +136,7 @@ def test_gpu_benchmark_rows_cover_the_flags_of_loader_and_step():
         assert names >= {"hw_decoder_load", "batch_size", "fancy_upsampling", "roi_decoding"}
         threads = {each.get("num_threads", args.default_threads()) for each in options[LOADER]}
         assert threads == {2, args.default_threads(), 8, 64}
-        assert {row.role for row in rows if row.app == app} > {TF_DATA, EVALUATION}
+        assert {row.role for row in rows if row.app == app} > {TF_DATA, EVALUATION, *exports.ROLES}
         assert len(options[STEP]) == 7 and options[BOTH] == options[STEP][2:4]
     for row in rows:
         BenchArgs(**row.flags)
@@ -198,6 +213,23 @@ VERDICTS = {
 )
 def test_gpu_benchmark_answers_whether_dali_helps(rates, answer):
     assert gpu.does_dali_help(*rates).startswith(f"Does DALI help here? {answer}: ")
+
+
+def test_gpu_benchmark_verdict_names_the_export_with_the_lowest_latency_at_each_batch_size():
+    latencies = {"onnx:none": (2.0, 30.0), "tensorrt:fp16": (1.0, 40.0)}
+    results = {
+        f"yolov4 export:{kind}": [
+            {"batch_size": 1, "latency_ms": one},
+            {"batch_size": 16, "latency_ms": all_},
+        ]
+        for kind, (one, all_) in latencies.items()
+    }
+    results["yolov4 export:tensorrt:int8"] = {"error": "no memory"}
+    assert gpu.verdict([], {"candidates": {}, "inference": results}) == [
+        "yolov4: fastest export at batch 1: tensorrt:fp16, 1 ms per batch.",
+        "yolov4: fastest export at batch 16: onnx:none, 30 ms per batch.",
+        "yolov4 export:tensorrt:int8: failed: no memory",
+    ]
 
 
 @pytest.mark.parametrize(("rates", "lines"), VERDICTS.values(), ids=VERDICTS)
