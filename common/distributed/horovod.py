@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+from common.progress import log
 
 
 class HorovodRanks(Ranks):
@@ -49,7 +50,11 @@ class HorovodRanks(Ranks):
 
     def _require_different_gpus(self) -> None:
         """Raises UserError on all ranks if two ranks use the same GPU, which NCCL does not allow."""
-        address = _pci_address(self.gpu_number(0)) if tf.config.get_visible_devices("GPU") else ""
+        address = ""
+        if tf.config.get_visible_devices("GPU"):
+            address = _pci_address(self.gpu_number(0))
+            if not address:
+                log("CUDA's driver does not tell which GPU this is: ranks that share a GPU are not detected")
         place = [pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(), address]  # host and GPU
         same = [rank for rank, other in enumerate(self.gather(place)) if address and other == place]
         with self.raise_on_any_rank():
@@ -86,8 +91,14 @@ class HorovodRanks(Ranks):
 
 def _pci_address(gpu_number: int) -> str:
     """Returns the address of a GPU on its host, "" if unknown. It differs even if ranks see only GPU 0."""
-    driver, device, text = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(16)
-    driver.cuInit(0)
-    driver.cuDeviceGet(ctypes.byref(device), gpu_number)
-    driver.cuDeviceGetPCIBusId(text, len(text), device)
-    return text.value.decode()
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(16)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    error = (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(device), gpu_number)
+        or driver.cuDeviceGetPCIBusId(text, len(text), device)
+    )
+    return "" if error else text.value.decode()

@@ -237,8 +237,9 @@ def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
         start("horovod")
 
 
-def test_ranks_that_share_a_gpu_are_refused_with_nccl(monkeypatch):
-    """With NCCL, which is not built here, Horovod would fail at its first all-reduce."""
+@pytest.fixture
+def driver(monkeypatch):
+    """A driver of a GPU, and a Horovod with two ranks, NCCL and this GPU."""
     functions = dict.fromkeys(("rank", "local_rank"), lambda: 0) | dict.fromkeys(
         ("size", "local_size", "nccl_built"), lambda: 2
     )
@@ -246,17 +247,23 @@ def test_ranks_that_share_a_gpu_are_refused_with_nccl(monkeypatch):
     hvd = types.SimpleNamespace(init=lambda: None, Compression=compression, **functions)
     gpu = types.SimpleNamespace(name="/physical_device:GPU:0")
 
-    def write_address(buffer, size, device):
+    def write_address(buffer, size, device) -> int:
         buffer.value = b"0000:3b:00.0"
+        return 0
 
     driver = types.SimpleNamespace(
         cuInit=lambda _: 0, cuDeviceGet=lambda *_: 0, cuDeviceGetPCIBusId=write_address
     )
-    addresses = ["0000:3b:00.0"]
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", hvd)
     monkeypatch.setattr(horovod, "tensorflow", hvd, raising=False)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    return driver
+
+
+def test_ranks_that_share_a_gpu_are_refused_with_nccl(driver, monkeypatch):
+    """With NCCL, which is not built here, Horovod would fail at its first all-reduce."""
+    addresses = ["0000:3b:00.0"]
     monkeypatch.setattr(
         HorovodRanks,
         "gather",
@@ -266,3 +273,18 @@ def test_ranks_that_share_a_gpu_are_refused_with_nccl(monkeypatch):
         HorovodRanks()
     addresses[:] = ["0000:5e:00.0"]
     assert HorovodRanks().world_size == 2
+
+
+@pytest.mark.parametrize("problem", ["no driver", "driver with an error"])
+def test_ranks_start_with_a_line_of_log_if_the_driver_does_not_tell_the_gpu(
+    driver, monkeypatch, capsys, problem
+):
+    def fail(name):
+        raise OSError(f"{name}: cannot open shared object file: No such file or directory")
+
+    if problem == "no driver":
+        monkeypatch.setattr(ctypes, "CDLL", fail)
+    driver.cuInit = lambda _: 3  # CUDA_ERROR_NOT_INITIALIZED
+    monkeypatch.setattr(HorovodRanks, "gather", lambda ranks, value: [value, value])
+    assert HorovodRanks().world_size == 2
+    assert capsys.readouterr().err.count("CUDA's driver does not tell which GPU this is") == 1
