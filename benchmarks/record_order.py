@@ -17,7 +17,6 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
 
 import numpy as np
 from absl import flags
-from nvidia import dali  # before TensorFlow, as in the commands
 
 from common import args as shared_flags
 from common import errors
@@ -56,6 +55,8 @@ def write_records(directory: pathlib.Path, num_images: int, num_files: int) -> l
 
 def read_epochs(files: list[str], num_images: int, shuffle: str, seed: int) -> np.ndarray:
     """Returns the image ids of two epochs of training, int64 (2, N)."""
+    from nvidia import dali
+
     from common.data.labels import LabelMap
     from common.data.tfrecord import Records, ensure_index, record_spans, tfrecord_reader
 

@@ -4,8 +4,8 @@ r"""EfficientDet's training pipeline (arXiv 1911.09070) in DALI, in one file to 
     python efficientdet_pipeline.py --images=train2017 --annotations=instances_train2017.json
     python efficientdet_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
-train_efficientdet.py trains on these batches. Run tools/check_data.py first, as DALI may accept damaged data.
-On a CPU, batches equal those of efficientdet/pipeline.py bit for bit. Never run on a GPU. Outputs in order:
+train_efficientdet.py trains on them. Check data with tools/check_data.py: DALI accepts damaged data. Batches
+on CPUs equal the app's, for TFRecords with --shuffle=buffer. Never run on a GPU. Outputs in order:
 
     images           float32 (B, H, W, 3): RGB, normalised, at the top left; padded with 0, the mean
     num_positives    float32 (B,): number of anchors that are matched to a box

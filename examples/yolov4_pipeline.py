@@ -7,8 +7,8 @@ r"""YOLOv4's training pipeline (arXiv 2004.10934) in DALI, in one file to copy.
 train_yolov4.py trains on these batches: images are shuffled and have no ids. Run tools/check_data.py first,
 because DALI may accept damaged data without an error. Crop, flip, colour and mosaic follow Darknet
 (github.com/AlexeyAB/darknet src/data.c), except for the differences in docs/yolov4.md. On a CPU, batches
-equal those of yolov4/pipeline.py, bit for bit. The GPU branch was never run. The app also has MixUp, CutMix
-and multi-scale training. Outputs in order:
+equal those of yolov4/pipeline.py bit for bit, for TFRecords with --shuffle=buffer. The GPU branch was never
+run. The app also has MixUp, CutMix and multi-scale training. Outputs in order:
 
     images     float32 (B, H, W, 3): RGB in 0..1
     boxes      float32 (B, max_instances, 4): left, top, right, bottom in 0..1; padded with -1

@@ -41,8 +41,8 @@ def loader_and_config(data, crop: str, seed: int) -> tuple:
     fields = {"augmentation": crop, "resize_min": 60, "resize_max": 150} | fields
     config = dataclasses.replace(get_config("efficientdet-d0"), **fields)
     options = {"batch_size": BATCH, "seed": seed}
-    shards = dict(zip(("shard_id", "num_shards"), shard, strict=True))
-    loader = EfficientDetPipeline(source=source, config=config, training=True, **shards, **options)
+    order = {"shard_id": shard[0], "num_shards": shard[1], "shuffle": "buffer"}
+    loader = EfficientDetPipeline(source=source, config=config, training=True, **order, **options)
     same = {field.name for field in dataclasses.fields(example.Config)} & set(vars(config))
     values = {name: getattr(config, name) for name in same} | {
         "crop": crop,

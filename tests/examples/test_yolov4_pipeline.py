@@ -34,7 +34,7 @@ def test_example_pipeline_with_and_without_mosaic_gives_the_batches_of_the_yolov
     source, files = data[reader]
     config = dataclasses.replace(get_config("yolov4"), multi_scale=1.0, **fields)
     options = {"source": source, "config": config, "batch_size": BATCH, "training": True, "seed": seed}
-    app = YOLOv4Pipeline(**options, shard_id=shard[0], num_shards=shard[1])
+    app = YOLOv4Pipeline(**options, shard_id=shard[0], num_shards=shard[1], shuffle="buffer")
     example_config = yolov4_pipeline.Config(**files, **fields, batch_size=BATCH, seed=seed)
     pipeline = yolov4_pipeline.make_pipeline(example_config, *shard)
     for step in range(STEPS):
