@@ -1,6 +1,6 @@
 """Writes annotations as the label files of YOLO, Pascal VOC or CVAT, with a copy of the images.
 
-    yolo: images/a.jpg, labels/a.txt, data.yaml, classes.txt
+    yolo: images/a.jpg, labels/a.txt, data.yaml, classes.txt; other folders `images` in names are left out
     voc:  JPEGImages/a.jpg, Annotations/a.xml
     cvat: images/a.jpg, annotations.xml
 
@@ -66,9 +66,10 @@ def write_labels(
         OSError: a file cannot be read or written.
     """
     image_folder, label_folder = _FOLDERS[target]
+    places = {name: _without_images(name) if target == "yolo" else name for name in annotations.file_names}
     files: dict[str, str] = {}
     for name in annotations.file_names:
-        file = os.path.splitext(name)[0] if label_folder else name
+        file = os.path.splitext(places[name])[0] if label_folder else name
         if file in files:
             problem = f"{files[file]!r} and {name!r} would have the same labels"
             advice = "merge these images" if name == files[file] else "rename one of them"
@@ -79,8 +80,9 @@ def write_labels(
 
     def write(staged: pathlib.Path) -> None:
         for image in images:
-            _write(staged / image_folder / image.name, pathlib.Path(images_dir, image.name).read_bytes())
-            label = staged / label_folder / image.name
+            place = places[image.name]
+            _write(staged / image_folder / place, pathlib.Path(images_dir, image.name).read_bytes())
+            label = staged / label_folder / place
             if target == "yolo":
                 _write(label.with_suffix(".txt"), _yolo_lines(image).encode())
             elif target == "voc":
@@ -100,6 +102,11 @@ def write_labels(
     write_into(directory, write)
     if target != "voc" and (count := int(np.count_nonzero(annotations.is_crowd))):
         log(f"{count} crowds are left out: labels of {target} have no mark for them")
+
+
+def _without_images(name: str) -> str:
+    """Returns a path without the folders `images`, which YOLO's trainers would replace by `labels`."""
+    return "/".join(part for part in name.split("/") if part != "images")
 
 
 def _write(path: pathlib.Path, content: bytes) -> None:

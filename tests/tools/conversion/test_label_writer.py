@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 from xml.etree import ElementTree
 
 import numpy as np
@@ -97,6 +98,16 @@ def test_labels_have_the_numbers_that_each_format_defines(tmp_path):
     assert root.find("image").attrib == {"id": "0", "name": "sub/a.png", "width": "40", "height": "20"}
     edges = [[box.get(key) for key in ("xtl", "ytl", "xbr", "ybr")] for box in root.iterfind("image/box")]
     assert edges == [["10.00", "5.00", "30.00", "15.00"], ["0.00", "0.00", "10.00", "20.00"]]
+
+
+@pytest.mark.parametrize("folder", ["images", "images/cam1", "cam1/images"])
+def test_image_of_a_folder_images_has_its_label_where_trainers_of_yolo_look(tmp_path, folder):
+    names = write_set(tmp_path, [[10, 5, 20, 10]], name=f"{folder}/a.png")
+    run("coco", "yolo", **names, output=tmp_path / "yolo")
+    (image,) = tmp_path.glob("yolo/**/a.png")
+    # Ultralytics replaces the last folder `images` of a path: img2label_paths in ultralytics/data/utils.py
+    label = "/labels/".join(str(image.with_suffix(".txt")).rsplit("/images/", 1))
+    assert pathlib.Path(label).read_text() == "1 0.50000000 0.50000000 0.50000000 0.50000000\n"
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
