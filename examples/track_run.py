@@ -57,5 +57,8 @@ if __name__ == "__main__":
     try:
         flags = dict(line[2:].split("=", 1) for line in (o.run / "flags.txt").read_text().splitlines())
         send(o.to, o.run.name, flags, rows_of(o.run, float(flags.get("epochs", "inf")), o.follow))
+        print(f"sent {o.run} to {o.to}")
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: {error}. Run `make trackers`, then this file with .venv/trackers/bin/python")
     except Exception as error:  # the packages raise many classes
         sys.exit(f"error: {error}")

@@ -74,6 +74,14 @@ def test_directory_that_is_not_a_run_is_refused_in_one_line(tmp_path):
     assert re.fullmatch(r"error: .*No such file or directory: .*flags\.txt'\n", result.stderr)
 
 
+def test_tracker_that_is_not_installed_is_an_error_that_names_the_command_for_it(finished, tmp_path):
+    (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError(\"No module named 'wandb'\")")
+    words = ["env", f"PYTHONPATH={tmp_path}", sys.executable, SCRIPT, f"--run={finished}", "--to=wandb"]
+    result = subprocess.run(words, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert re.fullmatch(r"error: No module named 'wandb'\. Run `make trackers`, .*\n", result.stderr)
+
+
 def send(finished, tmp_path, to, **variables):
     if not PYTHON.exists():
         pytest.skip("no MLflow and W&B: make trackers")
