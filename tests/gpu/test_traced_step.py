@@ -24,20 +24,17 @@ from common.training.ema import AveragedWeights
 from tests.small_apps import TINY
 
 # app, model, precision, whether --xla, --accumulate_steps
-FAST = [
-    ("efficientdet", "efficientdet-nano", "mixed_float16", False, 2),
-    ("yolov4", "yolov4-nano", "mixed_bfloat16", False, 2),
-]
-SLOW = [
+FAST = ("efficientdet", "efficientdet-nano", "mixed_float16", False, 2)
+CASES = [
     (app, f"{app}-nano", precision, xla, 1 if xla else 2)
     for app in TINY
     for precision in ("float32", "mixed_bfloat16", "mixed_float16")
     for xla in (False, True)
 ]
 for xla in (False, True):
-    SLOW += [("efficientdet", "efficientdet-d0", "mixed_bfloat16", xla, 1)]
-    SLOW += [("yolov4", "yolov4", "mixed_bfloat16", xla, 1)]
-STEPS = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW if case not in FAST)]
+    CASES += [("efficientdet", "efficientdet-d0", "mixed_bfloat16", xla, 1)]
+    CASES += [("yolov4", "yolov4", "mixed_bfloat16", xla, 1)]
+STEPS = [case if case == FAST else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
 SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 CALLS = ("PartitionedCall", "StatefulPartitionedCall", "StatelessWhile", "While")
 
