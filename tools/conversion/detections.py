@@ -94,6 +94,11 @@ def read_detections(
             left, top, width, height = detection.bbox
             box = (left, top, left + width, top + height)
             shapes_of[images[detection.image_id]].append(Shape(location, names[detection.category_id], box))
+    if not issues.stopping and not any(shapes_of.values()):
+        count = f"none of the {len(detections)} detections" if detections else "no detection"
+        raise UserError(
+            f"{path} has {count} with a score of at least {score_threshold:g}: nothing to convert"
+        )
     annotations = annotations_of_shapes(shapes_of, images_dir, issues, label_map_file=info_file)
     ids = {image.file_name: image_id for image_id, image in images.items()}
     image_ids = np.array([ids[name] for name in annotations.file_names], np.int64)

@@ -11,6 +11,7 @@ turned image. The labels of YOLO and Pascal VOC refer to the stored pixels.
 
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -29,6 +30,8 @@ from common.files import write_into
 from common.progress import log
 
 _FOLDERS = {"yolo": ("images", "labels"), "voc": ("JPEGImages", "Annotations"), "cvat": ("images", "")}
+# https://www.w3.org/TR/xml, Char
+_NOT_IN_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _INVERSE = {6: 8, 8: 6}  # EXIF orientations that undo each other; each of the others undoes itself
 
 
@@ -62,7 +65,7 @@ def write_labels(
         voc_pixels: "one_based" or "zero_based", as for `read_voc`.
 
     Raises:
-        UserError: two images would have the same labels.
+        UserError: two images would have the same labels, or xml cannot hold a name.
         OSError: a file cannot be read or written.
     """
     image_folder, label_folder = _FOLDERS[target]
@@ -75,6 +78,9 @@ def write_labels(
             advice = "merge these images" if name == files[file] else "rename one of them"
             raise UserError(f"{problem}: {advice}")
         files[file] = name
+    for name in (*annotations.file_names, *annotations.label_map.names) if target != "yolo" else ():
+        if _NOT_IN_XML.search(name):
+            raise UserError(f"{name!r} has a character that xml cannot hold: rename it, or use --to=yolo")
     images = list(_images(annotations, images_dir, turned=target == "cvat"))
     label_map = annotations.label_map
 
@@ -94,7 +100,8 @@ def write_labels(
             _write(
                 staged / "data.yaml", yaml.safe_dump(content, allow_unicode=True, sort_keys=False).encode()
             )
-            _write(staged / "classes.txt", "".join(f"{name}\n" for name in label_map.names).encode())
+            lines = (" ".join(name.splitlines()) for name in label_map.names)  # one line for each class
+            _write(staged / "classes.txt", "".join(f"{line}\n" for line in lines).encode())
         elif target == "cvat":
             _write(staged / "annotations.xml", _xml(_cvat_document(images, label_map)))
 

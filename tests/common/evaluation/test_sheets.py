@@ -41,6 +41,7 @@ def test_contact_sheet_shows_images_in_order_with_their_aspect_ratios_in_rows_wi
 def test_contact_sheet_of_one_narrow_image_is_narrow_and_at_most_three_rows_high():
     assert sheets.contact_sheet([[panel(1500, 150)]]).shape == (960, 96, 3)
     assert sheets.contact_sheet([[panel(1, 4000)]]).shape == (1, 1280, 3)
+    assert sheets.contact_sheet([[panel(4000, 1)]]).shape == (960, 1, 3)
 
 
 def test_panels_of_a_tile_stand_side_by_side_below_their_titles():

@@ -64,6 +64,8 @@ def test_detections_below_the_score_threshold_are_left_out_but_their_image_is_no
         )
         assert next(iter(parts.values())).boxes_ltwh_px.tolist() == boxes
     assert (tmp_path / "0.21/labels/b.txt").read_text() == ""
+    message = refused(**names, output=tmp_path / "x.json", score_threshold=0.99)
+    assert message.endswith("has none of the 2 detections with a score of at least 0.99: nothing to convert")
 
 
 def test_detections_of_eval_py_are_read_with_the_json_of_the_evaluation_data(detections, tmp_path):

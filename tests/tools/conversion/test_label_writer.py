@@ -148,6 +148,22 @@ def test_labels_are_not_written_into_a_directory_with_files_or_over_each_other(t
     assert message == "'sub/a.png' and 'sub/a.png' would have the same labels: merge these images"
 
 
+def test_class_name_with_a_line_break_has_one_line_in_classes_txt_and_no_xml_with_control_characters(
+    tmp_path,
+):
+    names = write_set(tmp_path, [[3, 4, 7, 8]])
+    document = json.loads(names["input"].read_text())
+    document["categories"] = [{"id": 1, "name": "a\nb"}, {"id": 5, "name": "bell\a"}]
+    document["annotations"][0]["category_id"] = 1
+    names["input"].write_text(json.dumps(document))
+    run("coco", "yolo", **names, output=tmp_path / "yolo")
+    assert (tmp_path / "yolo/classes.txt").read_text() == "a b\nbell\a\n"
+    for target in ("voc", "cvat"):
+        message = refused("coco", target, **names, output=tmp_path / target)
+        assert message == r"'bell\x07' has a character that xml cannot hold: rename it, or use --to=yolo"
+        assert not (tmp_path / target).exists()
+
+
 def test_records_are_converted_to_labels_without_other_copies_of_their_images(drawn_records, tmp_path):
     parts, _ = run("tfrecord", "yolo", input=f"{drawn_records}-*.tfrecord", output=tmp_path / "yolo")
     (annotations,) = parts.values()
