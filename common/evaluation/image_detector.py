@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ class Detections(NamedTuple):
 
 
 class ImageDetector:
-    """A trained detector. It gives the detections of infer.py. Use it in one thread at a time.
+    """A trained detector. It gives the detections of infer.py. Calls from other threads wait for each other.
 
     Attributes:
         class_names: the names of all trained classes, in order.
@@ -50,13 +51,19 @@ class ImageDetector:
         detector: the opened weights or exported file.
         make_loader: the app's function in loaders.py. DALI decodes and resizes on the CPU.
         batch_size: images that the network gets at once.
+
+    Raises:
+        UserError: `batch_size` is not a positive integer.
     """
 
     def __init__(
         self, detector: Detector, make_loader: Callable[..., Any], batch_size: int = BATCH_SIZE
     ) -> None:
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise UserError(f"batch_size={batch_size!r}: give an integer of at least 1")
         self._detect, config, self._label_map, _ = detector
         self._batch_size = batch_size
+        self._lock = threading.Lock()  # two threads in one DALI pipeline would wait for each other for ever
         self._loader = make_loader(
             "dali_cpu",
             source=_EncodedImages(),
@@ -76,20 +83,27 @@ class ImageDetector:
         Args:
             images: paths of image files, or arrays, uint8 (h, w, 3) RGB, or one array (B, h, w, 3). A single
                 path or array is a list of one. Like infer.py, this ignores the EXIF orientation of files.
-            score_threshold: the lowest score to return.
+            score_threshold: the lowest score to return, from 0 to 1.
 
         Returns:
             The detections of each image, in the order of `images`.
 
         Raises:
-            UserError: a file cannot be read, an array has another shape or dtype, or the network's output is
-                not finite.
+            UserError: a file cannot be read, an array has another shape or dtype, `score_threshold` is not
+                from 0 to 1, or the network's output is not finite.
         """
-        if isinstance(images, str | os.PathLike) or (isinstance(images, np.ndarray) and images.ndim != 4):
+        if not 0 <= score_threshold <= 1:  # or NaN
+            raise UserError(f"score_threshold={score_threshold}: give a number from 0 to 1")
+        if (
+            isinstance(images, str | os.PathLike)
+            or (isinstance(images, np.ndarray) and images.ndim != 4)
+            or not isinstance(images, Iterable)
+        ):
             images = [images]
         images, detections = list(images), []
         for start in range(0, len(images), self._batch_size):
-            detections += self._detect_batch(images[start : start + self._batch_size], score_threshold)
+            with self._lock:
+                detections += self._detect_batch(images[start : start + self._batch_size], score_threshold)
         return detections
 
     def _detect_batch(self, images: Sequence[Image], score_threshold: float) -> list[Detections]:
@@ -154,11 +168,10 @@ def _encode(image: Image) -> np.ndarray:
     if not isinstance(image, str | os.PathLike):
         raise UserError(f"an image is a {type(image).__name__}: give paths of image files, or NumPy arrays")
     path = pathlib.Path(image)
-    if not path.is_file():
-        raise UserError(
-            f"{path} is {'a directory' if path.is_dir() else 'no file'}: give paths of image files"
-        )
     with user_errors(f"{path} cannot be read"):
+        if not path.is_file():
+            kind = "a directory" if path.is_dir() else "no file"
+            raise UserError(f"{path} is {kind}: give paths of image files")
         encoded = path.read_bytes()
     _check(path, encoded)
     return np.frombuffer(encoded, np.uint8)

@@ -198,7 +198,8 @@ def write(
         "BATCH_SIZE": MAX_BATCH_SIZE,
     }
     (directory / "preprocess" / "1" / "dali.py").write_text(_with_constants(constants))
-    (directory / "labels.txt").write_text("".join(f"{name}\n" for name in names))
+    lines = (" ".join(name.splitlines()) for name in names)  # one line for each class
+    (directory / "labels.txt").write_text("".join(f"{line}\n" for line in lines))
     (directory / "client.py").write_text(_CLIENT)
     (directory / "README.md").write_text(string.Template(_README).substitute(values))
 

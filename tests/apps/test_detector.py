@@ -1,5 +1,6 @@
 """Tests detector.py of each app and common/evaluation/image_detector.py against infer.py."""
 
+import concurrent.futures
 import importlib
 import json
 
@@ -76,11 +77,27 @@ def test_unusable_image_of_the_python_detector_is_refused_and_the_next_one_is_de
     for array in (np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3), np.float32), np.zeros((2, 8, 8, 1), "u1")):
         message = f"an array has the shape {array.shape[-3:]} and dtype {array.dtype}: give uint8 (h, w, 3)"
         assert refusal(detect, array).startswith(message)
-    assert "an image is a int: give paths" in refusal(detect, [3])
+    for value in ([3], 3):
+        assert "an image is a int: give paths" in refusal(detect, value)
+    assert refusal(detect, "a" * 5000).endswith("cannot be read: File name too long")
+    assert refusal(detect, good, float("nan")) == "score_threshold=nan: give a number from 0 to 1"
     assert len(detect([good])) == 1
 
 
 @one_app
-def test_missing_weights_of_the_python_detector_are_refused(app, tmp_path):
-    with pytest.raises(UserError, match="missing"):
-        importlib.import_module(f"{app.name}.detector").load(tmp_path / "run")
+def test_python_detector_without_weights_or_with_an_impossible_batch_size_is_refused(app, tmp_path):
+    load = importlib.import_module(f"{app.name}.detector").load
+    with pytest.raises(UserError, match="no such file or run directory"):
+        load(tmp_path / "run")
+    for batch_size in (0, -1, 2.5):
+        message = refusal(load, weights(app), batch_size=batch_size)
+        assert message == f"batch_size={batch_size}: give an integer of at least 1"
+
+
+@one_app
+def test_threads_that_share_a_python_detector_wait_for_each_other(detect):
+    images = sorted(IMAGES.iterdir())[:2]
+    expected = [len(each.scores) for each in detect(images)]
+    with eagerly(), concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(detect, [images] * 8, timeout=60))
+    assert [[len(each.scores) for each in result] for result in results] == [expected] * 8

@@ -84,7 +84,8 @@ def test_dali_py_gives_the_pixels_of_the_evaluation_loader_bit_for_bit(app, sett
 @one_app
 def test_triton_repository_of_an_engine_runs_it_with_tensorrt_on_a_gpu(app, command, tmp_path):
     config = app.package.config.get_config(app.model_name)
-    metadata = app.package.model_metadata.make_metadata(config, LABELS, 3)
+    labels = LabelMap((3, 17), ('a "dog"', "b\n\\é"))
+    metadata = app.package.model_metadata.make_metadata(config, labels, 3)
     model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
     text = json.dumps(metadata | {"export": {"nms": "efficientnms_trt"}})
     onnx.helper.set_model_props(model, {"metadata": text})
@@ -99,8 +100,8 @@ def test_triton_repository_of_an_engine_runs_it_with_tensorrt_on_a_gpu(app, comm
     assert "kind: KIND_GPU" in text
     text = (repository / "detect" / "config.pbtxt").read_text()
     (class_names,) = re.findall(r'"class_names" value { string_value: (".*") } }', text)
-    assert json.loads(ast.literal_eval(class_names)) == [*LABELS.names, "class 2"]  # protobuf's escapes
-    assert (repository / "labels.txt").read_text() == 'a "dog"\nb\\é\nclass 2\n'
+    assert json.loads(ast.literal_eval(class_names)) == [*labels.names, "class 2"]  # protobuf's escapes
+    assert (repository / "labels.txt").read_text() == 'a "dog"\nb \\é\nclass 2\n'
 
     message = refusal(command, "export", f"--weights={tmp_path}/mine.onnx", *flags)
     assert "was exported with --nms=efficientnms_trt: export it again with --nms=standard" in message
