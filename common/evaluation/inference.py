@@ -124,7 +124,9 @@ class InferenceJob:
         results = [result | self._images[result["image_id"]] for result in detections]
         with user_errors(f"--output_dir={self._directory}"):
             coco_metrics.write_detections(results, self._directory / "detections.json")
-            if not self._is_video:
+            if self._is_video:  # a file of earlier images does not describe the frames
+                (self._directory / IMAGE_INFO).unlink(missing_ok=True)
+            else:
                 self._write_image_info(label_map)
             if self._a.draw:
                 self._save_pictures(results, label_map)

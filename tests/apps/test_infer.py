@@ -101,7 +101,10 @@ def test_detections_in_a_video_equal_those_in_its_frames(infer, clip, tmp_path, 
     import cv2
 
     flags = ["--score_threshold=0", "--batch_size=4"]
+    (tmp_path / "video").mkdir()
+    (tmp_path / "video" / "image_info.json").write_text("of earlier images")
     results = infer(clip / "clip.avi", *flags, f"--output_dir={tmp_path}/video")
+    assert not (tmp_path / "video" / "image_info.json").exists()
     assert "detections in 7 frames: see " in capsys.readouterr().out
     expected = infer(clip / "frames", *flags, "--pipeline_type=tensorflow", "--nodraw")
     assert len(results) == len(expected) > 0
