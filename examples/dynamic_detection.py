@@ -103,9 +103,13 @@ class Stream:
 
     def save(self, pattern: str) -> str:
         """Saves the state to the next file of a series, for example "at-{seq:04d}.json". Returns its name."""
+        return self.checkpoint().save(pattern)
+
+    def checkpoint(self) -> ndd.checkpoint.Checkpoint:
+        """Returns the state after the last batch."""
         checkpoint = self._register(ndd.checkpoint.Checkpoint())
         checkpoint.collect()
-        return checkpoint.save(pattern)
+        return checkpoint
 
     def restore(self, pattern: str) -> str:
         """Restores the state from the newest file. Returns the file's name.
