@@ -5,6 +5,8 @@ RUN := $(VENV)/bin/python
 TORCH := $(VENV)/torch
 TRITON := $(VENV)/triton
 TRACKERS := $(VENV)/trackers
+DOCS := $(VENV)/docs
+SITE := build/site
 DEMO := runs/demo-efficientdet
 DEMO_YOLOV4 := runs/demo-yolov4
 DEMO_DATA := runs/demo-data
@@ -24,7 +26,7 @@ CHECKS := tests/test_files_of_0_1_0.py tests/apps/test_determinism.py tests/dist
   tests/test_structure.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod torch triton trackers demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench bench-gpu soak pictures docker docker-test lint format clean
+.PHONY: help setup horovod torch triton trackers docs docs-serve demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench bench-gpu soak pictures docker docker-test lint format clean
 
 help:  ## lists all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,6 +71,19 @@ $(TRACKERS)/.ready: pyproject.toml | setup
 	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check $$($(RUN) -c 'import tomllib; \
 	  p = tomllib.load(open("pyproject.toml", "rb"))["project"]; pins = [*p["optional-dependencies"]["trackers"]]; \
 	  print(*pins, *(pin for pin in p["dependencies"] if pin.startswith("pillow")))')
+	@touch $@
+
+docs: $(DOCS)/.ready  ## builds the web site of docs/ in build/site, in another environment without TensorFlow; broken links are errors
+	$(DOCS)/bin/mkdocs build --quiet --strict --site-dir=$(abspath $(SITE))
+
+docs-serve: $(DOCS)/.ready  ## shows this web site at http://127.0.0.1:8000, and builds it again after each change; Ctrl-C ends it
+	$(DOCS)/bin/mkdocs serve
+
+$(DOCS)/.ready: pyproject.toml
+	$(or $(PYTHON),$(wildcard $(RUN)),python3) -m venv $(DOCS)
+	$(DOCS)/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*p["optional-dependencies"]["docs"], sep="\n")' >$(DOCS)/requirements.txt
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(DOCS)/requirements.txt
 	@touch $@
 
 # $(1): app, $(2): directory of its demo. Trains, or resumes a run, unless another version of the code made it.
@@ -130,7 +145,7 @@ check: horovod  ## tests what a change must not break: resuming, bit-identical r
 test: lint horovod  ## runs lint, then all tests except the long ones, in JOBS=2 processes of up to 3 GB each
 	CUDA_VISIBLE_DEVICES= $(PYTEST) -m 'not slow' $(PYTEST_FLAGS)
 
-test-long: horovod torch triton trackers  ## runs only the long tests: the commands of the pages, comparisons of runs
+test-long: horovod torch triton trackers $(DOCS)/.ready  ## runs only the long tests: the commands of the pages, comparisons of runs
 	CUDA_VISIBLE_DEVICES= $(PYTEST) -m slow
 
 test-all: test test-long  ## runs all tests

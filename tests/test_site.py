@@ -1,0 +1,101 @@
+"""Builds the web site of the pages, with the MkDocs that `make docs` installs."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.conftest import ROOT
+
+MKDOCS = ROOT / ".venv/docs/bin/mkdocs"
+REPOSITORY = "https://example.org/owner/name"
+
+
+def build(directory: pathlib.Path, repository: str = REPOSITORY) -> subprocess.CompletedProcess:
+    """Builds the site of the project in `directory`, in its folder build/site."""
+    if not MKDOCS.exists():
+        pytest.skip("no MkDocs: make docs")
+    environment = os.environ | {"REPOSITORY_URL": repository}
+    command = (MKDOCS, "build", "--strict")
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> pathlib.Path:
+    """A copy of the pages and of the sources that docs/api.md names."""
+    directory = tmp_path_factory.mktemp("project")
+    for name in (path.name for path in ROOT.iterdir() if path.name not in (".git", ".venv", "runs", "build")):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, directory)
+    return directory
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    navigation = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    docs = ROOT / "docs"
+    pages = [
+        path.relative_to(docs).with_suffix(".md")
+        for path in docs.rglob("*")
+        if path.suffix in (".md", ".ipynb")
+    ]
+    root_pages = ("index.md", "contributing.md", "changelog.md", "security.md")
+    assert sorted(navigation) == sorted([*map(str, pages), *root_pages])
+
+
+@pytest.mark.slow
+def test_site_has_readme_notebook_api_and_links_to_the_sources(project):
+    result = build(project)
+    assert result.returncode == 0, result.stderr[-4000:]
+    site = project / "build" / "site"
+    home = (site / "index.html").read_text()
+    assert 'src="detections.jpg"' in home
+    assert 'href="benchmarks/#cost-by-model-size"' in home
+    assert 'href="tutorial/"' in home
+    assert (site / "tutorial_files" / "1.png").read_bytes().startswith(b"\x89PNG")
+    assert "bytes; the image is" in (site / "tutorial" / "index.html").read_text()
+    assert 'id="efficientdet.detector.load"' in (site / "api" / "index.html").read_text()
+    assert (
+        f'href="{REPOSITORY}/blob/main/docker/slurm.sh"' in (site / "distributed" / "index.html").read_text()
+    )
+    assert (
+        f'href="{REPOSITORY}/tree/main/examples/preprocessing"'
+        in (site / "examples" / "index.html").read_text()
+    )
+    assert "```" not in home
+
+
+@pytest.mark.slow
+def test_site_without_address_of_the_repository_names_sources_without_link(project):
+    result = build(project, repository="")
+    assert result.returncode == 0, result.stderr[-4000:]
+    page = (project / "build" / "site" / "distributed" / "index.html").read_text()
+    assert "slurm.sh" in page
+    assert not re.search(r'href="[^"]*slurm\.sh"', page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[a](data.md#no-such-heading)", "no-such-heading"),
+        ("[a](no_such_page.md)", "no_such_page.md"),
+        ("[a](../docker/no_such_file)", "no_such_file"),
+        ("::: common.anchors.NoSuchName", "NoSuchName"),
+    ],
+    ids=["anchor", "page", "source", "name"],
+)
+def test_site_with_a_broken_link_is_not_built(project, text, message):
+    page = project / "docs" / "copy_this.md"
+    original = page.read_text()
+    page.write_text(f"{original}\n{text}\n")
+    try:
+        result = build(project)
+    finally:
+        page.write_text(original)
+    assert result.returncode != 0
+    assert message in result.stderr
