@@ -42,7 +42,12 @@ def commands(text: str) -> list[str]:
 
 def python_commands(*names: str) -> list[str]:
     """Returns the Python commands of the pages in order, each once."""
-    lines = [command.removeprefix(".venv/bin/") for name in names for command in commands(PAGES[name])]
+    return python_commands_in("\n".join(PAGES[name] for name in names))
+
+
+def python_commands_in(text: str) -> list[str]:
+    """Returns the Python commands of a page's text in order, each once."""
+    lines = [command.removeprefix(".venv/bin/") for command in commands(text)]
     return [line for line in dict.fromkeys(lines) if line.startswith("python ")]
 
 

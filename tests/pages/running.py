@@ -3,16 +3,23 @@
 import pathlib
 import re
 import shlex
+from typing import NamedTuple
 
 from tests.commands import run_forked
 from tests.small_apps import TINY
-from tests.test_readme import PAGES, python_commands
+from tests.test_readme import PAGES, python_commands_in
 
 # Commands with these flags take only seconds.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4", "--steps_per_epoch=2"]
 BENCH = ["--image_size=64", "--batch_size=2", "--rounds=1", "--seconds=0.2", "--pipeline_types=dali_cpu"]
 BENCH += ["--synthetic_images=8"]  # for the commands without data
 DARKNET_FILE = "yolov4-tiny.weights"
+
+
+class Code(NamedTuple):
+    """A block of Python code of a page."""
+
+    text: str
 
 
 def small_model(app: str) -> list[str]:
@@ -34,20 +41,22 @@ def small_command(command: str) -> list[str]:
     return [*words[1:], *small]
 
 
-def write_code(pages: tuple[str, ...], project: pathlib.Path) -> list[str]:
-    """Writes each block of Python code of the pages into a file, and returns the files' names."""
-    blocks = [block for name in pages for block in re.findall(r"```python\n(.*?)```", PAGES[name], re.DOTALL)]
-    names = [f"block_{number}.py" for number in range(len(blocks))]
-    for name, block in zip(names, blocks, strict=True):
-        (project / name).write_text(block)
-    return names
+def steps(*names: str) -> list[str | Code]:
+    """Returns the Python commands and the blocks of Python code of the pages in order, each once."""
+    found: list[str | Code] = []
+    text = "\n".join(PAGES[name] for name in names)
+    for kind, block in re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL):
+        found += [Code(block)] if kind == "python" else python_commands_in(f"```bash\n{block}```")
+    return [*dict.fromkeys(found)]
 
 
 def assert_pages_run(pages: tuple[str, ...], project: pathlib.Path, *more_commands: str) -> None:
     """Also runs what follows a command that fails, so that one run shows all failures."""
-    commands = map(small_command, [*python_commands(*pages), *more_commands])
     failures = []
-    for words in [*commands, *([name] for name in write_code(pages, project))]:
+    for number, step in enumerate([*steps(*pages), *more_commands]):
+        words = [f"block_{number}.py"] if isinstance(step, Code) else small_command(step)
+        if isinstance(step, Code):
+            (project / words[0]).write_text(step.text)
         result = run_forked(*words, cwd=project, check=False)
         if result.returncode != 0:
             failures.append(f"{shlex.join(words)}\n{result.stdout[-3000:]}")
