@@ -66,7 +66,7 @@ class CapturedStream:
         """Yields what `training_batch` returns, and the image ids. Only one loop can be open."""
         crop = ndd.capture.invariant(tuple(map(float, self._image_size)))
         for *arguments, boxes, labels, image_ids in self._source.captured(self._batch_size):
-            images = pixels(*arguments, crop)
+            images = pixels(*arguments, crop=crop)
             targets = detection.encode(boxes, labels, self._image_size)
             self.step, self._state = self.step + 1, self._states.popleft()
             yield {"images": images, **targets}, image_ids

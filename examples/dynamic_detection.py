@@ -82,7 +82,7 @@ class Stream:
             raise ValueError(f"{annotations}: {error}") from None
         self._data = f"{hashlib.sha256(content).hexdigest()[:16]}, batch size {batch_size}, seed {seed}"
         self.step, self._batch_size, self._rng = 0, batch_size, ndd.random.RNG(seed=seed)
-        self._reader = ndd.readers.COCO(  # rejects image ids of 2**31 or more
+        self._reader = ndd.readers.COCO(  # type: ignore[call-arg]  # rejects image ids of 2**31 or more
             file_root=images,
             annotations_file=annotations,
             ltrb=True,
@@ -256,7 +256,7 @@ def encode(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> dict[str, n
     for level, (rows, columns) in zip(LEVELS, cells, strict=True):
         part = slice(start, start + rows * columns * 9)
         result[f"class_targets_{level}"] = ndd.reshape(targets.slice[part], shape=[rows, columns, 9])
-        result[f"box_targets_{level}"] = ndd.reshape(deltas.slice[part], shape=[rows, columns, 36])
+        result[f"box_targets_{level}"] = ndd.reshape(deltas.slice[part], shape=[rows, columns, 36])  # type: ignore[attr-defined]
         start = part.stop
     return result
 
@@ -353,7 +353,7 @@ def main() -> None:
     data = (args.images, args.annotations) if args.images else draw_data(output_dir / "data")
     output_dir.mkdir(parents=True, exist_ok=True)
 
-    stream, pattern = Stream(*data, args.batch_size), f"{output_dir}/stop-{{seq:04d}}.json"
+    stream, pattern = Stream(*data, batch_size=args.batch_size), f"{output_dir}/stop-{{seq:04d}}.json"
     try:
         print(f"continues from {stream.restore(pattern)}")
     except FileNotFoundError:

@@ -177,7 +177,9 @@ def detect_objects(a: Args) -> list[dict]:
         best = merge(boxes, scores, classes, tiles, (height, width), parts.nms_iou)
         normalised = boxes[best] / np.float32([width, height, width, height])
         arrays = (normalised, scores[best], classes[best], np.array(index), np.array([height, width]))
-        results += coco_metrics.to_results(*(array[np.newaxis] for array in arrays), label_map, set())
+        results += coco_metrics.to_results(
+            *(array[np.newaxis] for array in arrays), label_map=label_map, seen=set()
+        )
         bar.step()
     results = job.write(results, label_map)
     if a.annotations:

@@ -193,7 +193,7 @@ def evaluate(args: argparse.Namespace, config: data.Config, model: keras.Model) 
         pipeline.set_outputs(fn.crop_mirror_normalize(pixels, **place), row, new_size)
     for _ in range(math.ceil(math.ceil(len(images) / SIZE) / config.batch_size)):
         batch, rows, new_sizes = (output.as_cpu().as_array() for output in pipeline.run())
-        for i, (boxes, scores, classes) in enumerate(detect(*model.predict_on_batch(batch), anchors)):
+        for i, (boxes, scores, classes) in enumerate(detect(*model.predict_on_batch(batch), anchors=anchors)):
             image = images[rows[i, 0]]
             boxes *= config.image_size[0] / np.tile(new_sizes[i, ::-1], 2)  # to 0..1 of the image
             boxes_px = np.clip(boxes, 0, 1) * np.array([image["width"], image["height"]] * 2)

@@ -210,7 +210,7 @@ def _open_external(path: str) -> Source:
         )
     names = [f"{number:06d}" for number in range(len(images))]
     if kinds != {"bytes"}:
-        return Source({"images": images}, names, [image.shape[:2] for image in images], is_decoded=True)
+        return Source({"images": images}, names, [np.shape(image)[:2] for image in images], is_decoded=True)
     checked = list(zip(names, map(image_checks.inspect, images), strict=True))
     return Source({"images": images}, names, _sizes(path, checked))
 

@@ -96,7 +96,7 @@ def _check_flags(a: types.SimpleNamespace) -> tuple[int, int] | None:
         if not getattr(a, name):
             raise UserError(f"--{name} is missing")
     match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", a.crop or "1x1")
-    crop = tuple(map(int, match.groups())) if match else (0, 0)
+    crop = (int(match[1]), int(match[2])) if match else (0, 0)
     if min(crop) < 1:
         raise UserError(f"--crop={a.crop}: give HEIGHTxWIDTH in pixels, such as 224x224")
     suffix = os.path.splitext(a.output)[1]

@@ -30,7 +30,9 @@ def rectangles(random, height, width, count):
 
 def test_boxes_of_rotated_images_enclose_their_rotated_rectangles():
     random = np.random.default_rng(0)
-    drawings = [rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), i % 5) for i in range(30)]
+    drawings = [
+        rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), count=i % 5) for i in range(30)
+    ]
     images = [image for image, _ in drawings]
     sizes = [np.float32(image.shape[1::-1] * 2) for image in images]
     no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])
@@ -38,7 +40,7 @@ def test_boxes_of_rotated_images_enclose_their_rotated_rectangles():
     labels = [np.arange(1, len(image_boxes) + 1, dtype=np.int32) for image_boxes in boxes]
 
     def rotate(*nodes):
-        return augmentations.random_rotation(*nodes, 40.0, FILL)
+        return augmentations.random_rotation(*nodes, degrees=40.0, fill=FILL)
 
     num_rotated = num_inside = 0
     results = run_graph(rotate, images, boxes, labels)

@@ -88,7 +88,7 @@ def tune(app, tiny_train, drawn, earlier):
             patch.setattr(app.package.train, "make_train_step", make_recorded_step)
             tiny_train(drawn, directory, *recipe, *SHORT, f"--init_from={earlier.directory}", *flags)
         ((optimizer, *first_values),) = starts
-        return Tuning(directory, stderr.getvalue(), *first_values, slots(optimizer))
+        return Tuning(directory, stderr.getvalue(), *first_values, last_slots=slots(optimizer))
 
     return run
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     This follows https://www.tensorflow.org/tfx/serving/api_rest for requests with `inputs`.
     """
 
+    server: "Server"
+
     def do_POST(self):
         assert self.path == "/v1/models/shapes:predict"
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -42,13 +45,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Server(http.server.ThreadingHTTPServer):
+    signature: Any  # a function of TensorFlow
+
+
 @pytest.mark.slow
 def test_request_of_the_page_calls_the_signature_of_the_exported_model(tmp_path, monkeypatch, capsys):
     (command,) = re.findall(r"python (efficientdet/export\.py .*) --output=runs/serving/shapes/1", PAGE)
     run(sys.executable, *shlex.split(command), f"--output={tmp_path}/shapes/1", f"--verify_images={IMAGE}")
     (code,) = re.findall(r"```python needs: the server\n(.*?)```", PAGE, re.DOTALL)
     monkeypatch.chdir(ROOT)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with Server(("127.0.0.1", 0), Handler) as server:
         model = tf.saved_model.load(str(tmp_path / "shapes" / "1"))
         server.signature = model.signatures["serving_default"]
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -41,4 +41,6 @@ def write_coco(directory: pathlib.Path, pictures, suffixes=("png",), crowds=()) 
     categories = [{"id": 3 + 7 * i, "name": f"thing {i}"} for i in range(6)]
     document = {"images": images, "annotations": annotations, "categories": categories}
     (directory / "instances.json").write_text(json.dumps(document))
-    return open_source(images=str(directory), annotations=str(directory / "instances.json"))
+    source = open_source(images=str(directory), annotations=str(directory / "instances.json"))
+    assert isinstance(source, CocoSource)
+    return source

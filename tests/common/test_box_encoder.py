@@ -96,7 +96,9 @@ def encode(images, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
 
     count = len(anchors.levels)
     return [
-        box_encoder.EncodedBoxes(*values[:3], values[3 : 3 + count], values[3 + count :])
+        box_encoder.EncodedBoxes(
+            *values[:3], class_targets=values[3 : 3 + count], box_targets=values[3 + count :]
+        )
         for values in run_graph(graph, images, labels)
     ]
 

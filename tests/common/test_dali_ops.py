@@ -112,8 +112,8 @@ def test_box_without_area_or_finite_sides_is_dropped(run, select):
     images = [np.float32(bad[:7] + good[:1] + bad[7:] + good[1:]), np.float32(bad), NO_BOXES]
     labels = [np.arange(len(boxes), dtype=np.int32) for boxes in images]
     results = run(lambda b, n: select(b, n, (0.0, 0.0), ALL), images, labels)
-    for (boxes, box_labels, _), expected in zip(results, (good, [], []), strict=True):
-        expected = np.float32(expected).reshape(-1, 4)
+    for (boxes, box_labels, _), kept in zip(results, (good, [], []), strict=True):
+        expected = np.float32(kept).reshape(-1, 4)
         np.testing.assert_array_equal(boxes.view(np.int32), expected.view(np.int32))
         assert box_labels.tolist() == [7, len(bad) + 1, len(bad) + 2][: len(expected)]
         assert (boxes.dtype, box_labels.dtype) == (np.float32, np.int32)
@@ -165,7 +165,7 @@ def test_dali_box_selection_equals_numpy_if_each_image_keeps_at_most_one_box():
             fn.external_source(source=iter(source), batch=True)
             for source in (batches, [random_labels(random, images) for images in batches])
         ]
-        pipeline.set_outputs(dali_ops.select_boxes(*nodes, (0.0, 0.0), ALL).boxes)
+        pipeline.set_outputs(dali_ops.select_boxes(*nodes, min_size=(0.0, 0.0), max_instances=ALL).boxes)
     pipeline.build()
     for images in batches:
         (selected,) = pipeline.run()

@@ -208,7 +208,7 @@ def test_cache_file_with_a_wrong_byte_or_that_is_cut_off_is_not_loaded(cache_hom
 
 # --- arrays ---
 
-ARRAYS = {
+ARRAYS: dict[str, np.ndarray] = {
     "boxes": np.random.default_rng(0).random((5, 4)),
     "names": np.frombuffer(b"abc", np.uint8),
     "empty": np.zeros((0, 4), np.float32),

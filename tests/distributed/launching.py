@@ -117,7 +117,7 @@ class Job(subprocess.Popen):
             psutil.wait_procs(processes, timeout=5)
 
     def _last_output(self) -> str:
-        return f"{self.args}\n{''.join(self.output())[-5000:]}"
+        return f"{self.args!r}\n{''.join(self.output())[-5000:]}"
 
     def __exit__(self, *error: object) -> None:
         self.kill_all()

@@ -115,7 +115,8 @@ def run_case(ranks, case):
     for number in range(1 if case == "overflow" else STEPS):
         if number == BAD_STEP:
             results["before"] = state()
-        result = step(*make_batches(ranks, number, case), tf.constant(0.0))
+        images, targets = make_batches(ranks, number, case)
+        result = step(images, targets, tf.constant(0.0))
         results["losses"].append(float(result.values["loss"]))
         results["finite"].append(bool(result.finite))
         if number == BAD_STEP:

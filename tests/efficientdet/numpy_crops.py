@@ -37,7 +37,8 @@ def resize_range_crop(size, image_size, drawn) -> Crop:
     # The graph computes in float32, too.
     scale = np.float32(math.floor(drawn)) / np.float32(min(size))
     scaled = [nearest(np.float32(side) * scale) for side in size]
-    return window, tuple(map(min, scaled, largest))
+    height, width = map(min, scaled, largest)
+    return window, (height, width)
 
 
 def min_iou_crop(size, image_size, anchor, shape) -> Crop:

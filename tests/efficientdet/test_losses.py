@@ -107,7 +107,9 @@ def test_replicas_divide_the_loss_by_their_common_number_of_positives():
     shares = [losses.num_positives_share({"num_positives": tf.constant([n])}, 2) for n in (3.0, 7.0)]
     assert float(sum(shares)) == 11
     arguments, _ = random_batch(CONFIG)
-    one_replica, two_replicas = (losses.detection_loss(*arguments, n)["class_loss"] for n in (None, 5.5))
+    one_replica, two_replicas = (
+        losses.detection_loss(*arguments, num_positives=n)["class_loss"] for n in (None, 5.5)
+    )
     np.testing.assert_allclose(two_replicas, one_replica * 4 / 5.5, rtol=1e-5)
 
 

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from nvidia.dali import Pipeline, fn
+from nvidia.dali import Pipeline, types
 
 from efficientdet import crops
 from efficientdet.config import EfficientDetConfig, get_config
@@ -185,5 +185,9 @@ def test_efficientdet_crop_without_a_whole_pixel_at_the_image_edge_becomes_the_l
     """No whole pixel is between 0.76 and 0.96 of a side of three pixels."""
     pipe = Pipeline(batch_size=1, num_threads=1, device_id=None)
     with pipe:
-        pipe.set_outputs(*crops._whole_pixels(*(fn.constant(fdata=number) for number in (0.76, 0.2, 3.0))))
+        pipe.set_outputs(
+            *crops._whole_pixels(
+                *(types.Constant(number, dtype=types.FLOAT, device="cpu") for number in (0.76, 0.2, 3.0))
+            )
+        )
     assert [np.asarray(output.as_tensor()).item() for output in pipe.run()] == [2, 1]

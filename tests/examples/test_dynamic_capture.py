@@ -60,6 +60,7 @@ def test_captured_batches_and_checkpoints_equal_those_of_the_dynamic_api(fuzzed,
 
 def test_dali_refuses_the_checkpoint_of_a_reader_in_capture_mode(fuzzed):
     """If this test fails, the reader of dynamic_capture.py can be captured, too."""
-    reader = ndd.readers.File(files=[f"{fuzzed.source.images_dir}/instances.json"], enable_checkpointing=True)
+    files = [f"{fuzzed.source.images_dir}/instances.json"]
+    reader = ndd.readers.File(files=files, enable_checkpointing=True)  # type: ignore[call-arg]
     with pytest.raises(NotImplementedError, match="not supported in capture mode"):
         reader.next_epoch(1, capture=True)

@@ -44,10 +44,11 @@ def open_data(data: DataSet, policy: ImagePolicy = ImagePolicy()):
 def issues_of(data: DataSet, policy: ImagePolicy = ImagePolicy()) -> Issues:
     """Returns the reported issues, even if they are errors. The json is on the disk."""
     try:
-        return open_source(str(data.images_dir), str(data.json_path), policy=policy).annotations.issues
+        issues = open_source(str(data.images_dir), str(data.json_path), policy=policy).annotations.issues
     except DataError as error:
         (issues,) = error.issues
-        return issues
+    assert isinstance(issues, Issues)
+    return issues
 
 
 def assert_reported(kind: str, issues: Issues, *texts: str) -> None:

@@ -14,7 +14,7 @@ MATCH_IOU = 0.5
 
 def to_xyxy(yx: tuple[float, float]) -> np.ndarray:
     """Returns [x, y, x, y] for (y, x)."""
-    return np.float64([*yx[::-1]] * 2)
+    return np.array([*yx[::-1]] * 2, np.float64)
 
 
 def to_letterbox(boxes: ArrayLike, place: ArrayLike, image_size: tuple[int, int]) -> np.ndarray:
@@ -25,7 +25,7 @@ def to_letterbox(boxes: ArrayLike, place: ArrayLike, image_size: tuple[int, int]
         place: (..., 4): top, left, height, width in pixels of the image in the network input.
         image_size: height, width of the network input.
     """
-    shares = np.float32(place) / np.float32(image_size * 2)
+    shares = np.asarray(place, np.float32) / np.array(image_size * 2, np.float32)
     top, left, height, width = np.moveaxis(shares, -1, 0)
     return np.float32(boxes) * np.stack([width, height] * 2, -1) + np.stack([left, top] * 2, -1)
 

@@ -163,7 +163,7 @@ def losses(heads, boxes, classes, config, constants=None):
                 y = np.zeros(num_classes)
                 y[[classes[b][n] for n in numbers]] = 1
                 shared = y.sum() if config.iou_thresh < 1 else 1
-                prediction = decode(raw[cell][:4], config, head, *cell, grid_size)
+                prediction = decode(raw[cell][:4], config, head, *cell, grid_size=grid_size)
                 first_box = np.asarray(boxes[b][numbers[0]], np.float64)
                 quality = constants.setdefault((b, head, cell), iou(prediction, first_box))
                 target[cell] = 1 - config.objectness_iou * (1 - quality)
@@ -190,7 +190,7 @@ def box_delta(raw, box, config, head, cell, grid_size):
     Two errors of Darknet are corrected: a wrong sign in the term of the enclosing box, and the intersection
     of boxes that do not overlap.
     """
-    prediction = decode(raw, config, head, *cell, grid_size)
+    prediction = decode(raw, config, head, *cell, grid_size=grid_size)
     delta = np.zeros(4)
     shared = [min(prediction[2 + i], box[2 + i]) - max(prediction[i], box[i]) for i in (0, 1)]
     sides = prediction[2:] - prediction[:2]

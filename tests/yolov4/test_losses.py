@@ -130,7 +130,7 @@ def test_box_gradients_of_published_models_equal_darknet_deltas():
             trained = darknet_rules.assign(boxes, classes, config, head, raw.shape[:2], NUM_CLASSES)
             for cell, numbers in trained.items():
                 shared = len({classes[n] for n in numbers}) if config.iou_thresh < 1 else 1
-                prediction = darknet_rules.decode(raw[cell][:4], config, head, *cell, raw.shape[:2])
+                prediction = darknet_rules.decode(raw[cell][:4], config, head, *cell, grid_size=raw.shape[:2])
                 for n in numbers:
                     delta = darknet_rules.box_delta(
                         raw[cell][:4], boxes[n], config, head, cell, raw.shape[:2]

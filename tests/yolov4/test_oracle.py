@@ -53,7 +53,8 @@ def batch_size(config: YOLOv4Config, draws: Draws) -> tuple[int, int]:
     low, high = max(nearest(units / config.multi_scale), 1), nearest(units * config.multi_scale)
     drawn = draws.uniform(0.0, float(high - low + 1))[0]  # the whole batch uses the first image's number
     shorter = low + math.floor(drawn)
-    return tuple(32 * nearest(shorter * side / min(INPUT)) for side in INPUT)
+    height, width = (32 * nearest(shorter * side / min(INPUT)) for side in INPUT)
+    return height, width
 
 
 def whole_image(size, image_size, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -66,7 +67,7 @@ def whole_image(size, image_size, keep_aspect) -> tuple[tuple[int, ...], tuple[i
 def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns Darknet's crop. `first` (y, x) moves its top and left, `last` its bottom and right."""
     sides = zip(size, size[::-1], image_size, image_size[::-1], first.tolist(), last.tolist(), strict=True)
-    axes = [darknet_axis(*of_axis, keep_aspect) for of_axis in sides]
+    axes = [darknet_axis(*of_axis, keep_aspect=keep_aspect) for of_axis in sides]
     (top, height, to_top, to_height), (left, width, to_left, to_width) = axes
     return (top, left, height, width), (to_top, to_left, to_height, to_width)
 
@@ -100,7 +101,7 @@ def draw_views(config, readers, image_size, draws: Draws) -> Callable[[int, int]
         image = readers[reader][row]
         if config.jitter:
             drawn = [edge[row, :, reader] for edge in edges]
-            crop = jittered_crop(image.size, image_size, *drawn, config.letterbox)
+            crop = jittered_crop(image.size, image_size, *drawn, keep_aspect=config.letterbox)
         else:
             crop = whole_image(image.size, image_size, config.letterbox)
         color = None if colors is None else colors[row, reader]
@@ -127,7 +128,7 @@ def mosaic(canvases: list[Canvas], numbers, cut_shares, image_size: tuple[int, i
     """Cuts are rounded to whole pixels."""
     cut = [nearest(share * side) for share, side in zip(cut_shares, image_size, strict=True)]
     source = f"mosaic cut at {cut} of " + " | ".join(canvases[number].source for number in numbers)
-    return Canvas(*darknet_mosaic(canvases, numbers, *cut), (), source)
+    return Canvas(*darknet_mosaic(canvases, numbers, *cut), place=(), source=source)
 
 
 def mix(config, canvases, image_size, draws: Draws, is_mosaic: np.ndarray) -> list[Canvas]:

@@ -41,7 +41,7 @@ def test_jittered_crop_equals_darknet(keep_aspect):
                 window, place = tf_pipeline.jittered_crop(*sizes, 0.3, keep_aspect, draws)
                 for axis in (0, 1):
                     sides = size[axis], size[1 - axis], image_size[axis], image_size[1 - axis]
-                    expected = darknet_axis(*sides, *edges[:, axis], keep_aspect)
+                    expected = darknet_axis(*sides, *edges[:, axis], keep_aspect=keep_aspect)
                     result = window[axis], window[2 + axis], place[axis], place[2 + axis]
                     differences += tuple(map(int, result)) != expected
                     assert np.abs(np.subtract(result, expected)).max() <= 1

@@ -273,8 +273,10 @@ def test_paths_in_the_images_flag_are_relative_to_the_working_directory(drawn, m
 
 def test_log_of_a_data_set_has_its_summary_and_only_issues_that_the_summary_lacks(coco_flags, capsys):
     source = open_source(**coco_flags)
-    source.annotations.issues.add("exif-turn", "image 7 ('a.jpg') has EXIF orientation 6")
-    source.annotations.issues.add("many-objects", "image 7 ('a.jpg') has 300 of 'cat'")  # evaluation logs it
+    issues = source.annotations.issues
+    assert isinstance(issues, Issues)
+    issues.add("exif-turn", "image 7 ('a.jpg') has EXIF orientation 6")
+    issues.add("many-objects", "image 7 ('a.jpg') has 300 of 'cat'")  # evaluation logs it
     log_source("training", source)
     log = capsys.readouterr().err
     assert "training data: 12 images" in log and "image 7 ('a.jpg') has EXIF orientation 6" in log

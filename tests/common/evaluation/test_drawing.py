@@ -2,11 +2,11 @@
 
 import io
 
-import matplotlib
 import numpy as np
 import pytest
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import _pylab_helpers
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -195,7 +195,7 @@ def test_precision_recall_curves_have_a_legend_for_at_most_twenty_classes(figure
     assert len(axes.lines) == num_classes + (num_classes > 1)
     for line in axes.lines:
         np.testing.assert_allclose(line.get_xydata().T, [np.linspace(0, 1, 101), precision])
-    assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []
+    assert _pylab_helpers.Gcf.get_all_fig_managers() == []
 
 
 def test_loss_curves_skip_empty_values_and_ap_is_drawn_only_if_there_were_evaluations(figures, tmp_path):

@@ -69,7 +69,7 @@ def test_onnx_convolutions_that_share_a_bias_have_near_equal_results_after_int8_
         [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 3, 4, 4])]
         for name in (NETWORK_INPUT, "raw_0")
     ]
-    graph = onnx.helper.make_graph(nodes, "shared", *ports, initializers)
+    graph = onnx.helper.make_graph(nodes, "shared", *ports, initializer=initializers)
     opset = onnx.helper.make_opsetid("", onnx_graphs.OPSET)
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
     images = random.standard_normal((2, 3, 4, 4)).astype(np.float32)

@@ -32,7 +32,8 @@ class Training:
         self.guarded_step = step_guard.guarded_step(*parts, **options)
 
     def step(self, stop_requested=NO_STOP, **options):
-        return self.guarded_step(*batch(**options), stop_requested)
+        images, targets = batch(**options)
+        return self.guarded_step(images, targets, stop_requested)
 
     def gradients_of(self, images, targets):
         with tf.GradientTape() as tape:

@@ -124,8 +124,8 @@ def test_data_report_text_names_every_kind_of_issue_with_its_count():
     for kind in KINDS:
         issues.add_many(kind, 1500, [f"image {i} ('{'long/' * 30}{i}.jpg') has it" for i in range(40)])
     text = " ".join(text_of(annotations([(50, 60)], []), issues).split())
-    for kind in KINDS.values():
-        assert f"{kind.what} (1500): image 0" in text, kind
+    for name, issue_kind in KINDS.items():
+        assert f"{issue_kind.what} (1500): image 0" in text, name
 
 
 def test_data_report_text_of_three_images_has_hand_computed_image_box_class_and_anchor_numbers():

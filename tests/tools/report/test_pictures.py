@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from common.evaluation import drawing
 from tests.common.image_variants import pillow
@@ -70,7 +71,7 @@ def test_data_report_histograms_count_every_box_in_bins_of_a_quarter_octave(plot
     statistics, _ = report_of(CASES["90 classes"])
     axes = Figure().subplots()
     plot(axes, getattr(statistics, field))
-    edges = [bar.get_x() for bar in axes.patches]
+    edges = [bar.get_x() for bar in axes.patches if isinstance(bar, Rectangle)]
     edges.append(edges[-1] * 2**0.25)
     np.testing.assert_allclose(np.diff(np.log2(edges)), 0.25, rtol=1e-6)
     assert heights(axes) == np.histogram(getattr(statistics, field), edges)[0].tolist()
@@ -152,7 +153,7 @@ def test_report_has_the_other_picture_if_one_cannot_be_drawn(monkeypatch, capfd)
     monkeypatch.setattr(pictures, "draw_figures", undrawable)
     truth = CASES["one image, one class"]
     black = pillow("PNG", np.zeros((90, 80, 3), np.uint8))
-    (sheet,) = pictures.draw(*report_of(truth), truth, lambda row: black)
+    (sheet,) = pictures.draw(*report_of(truth), annotations=truth, encoded=lambda row: black)
     assert sheet.shape[2] == 3
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("warning: the report's figures cannot be drawn (ValueError: no picture)")

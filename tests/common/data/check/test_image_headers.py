@@ -122,7 +122,7 @@ def test_image_header_that_points_beyond_the_end_of_the_file_is_reported_and_not
     counts = []
 
     class Stream(io.BytesIO):
-        def read(self, count: int) -> bytes:
+        def read(self, count: int | None = -1) -> bytes:
             counts.append(count)
             return super().read(count)
 

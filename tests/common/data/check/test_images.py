@@ -168,7 +168,7 @@ def test_images_above_the_pixel_limit_of_pillow_are_decoded_without_a_warning(mo
 
 
 def test_image_with_another_size_in_its_data_than_in_its_header_is_damaged(monkeypatch):
-    real = PIL.Image.Image.height
+    real = PIL.Image.Image.__dict__["height"]
     monkeypatch.setattr(PIL.Image.Image, "height", property(lambda image: 10_000 * real.fget(image)))
     facts = inspect(VARIANTS["jpeg2000"], EVERY_PIXEL)
     assert facts.fault == "image-damaged" and f"has {WIDTH} x {HEIGHT}" in facts.detail
