@@ -17,13 +17,14 @@ MAX_INSTANCES = 100  # google/automl efficientdet/hparams_config.py: max_instanc
 class Anchors:
     """The anchors of one model at one image size. The object is hashable; its arrays are read-only.
 
-    Level l has ceil(height / 2**l) x ceil(width / 2**l) cells. Its stride is the image side divided by the
+    Level l has `ceil(height / 2**l) x ceil(width / 2**l)` cells. Its stride is the image side divided by the
     number of cells. Anchors are not clipped to the image.
 
     Attributes:
-        min_level, max_level: first and last pyramid level, both included.
-        num_scales: number of scales per octave. For n scales, the factors are 2**0, 2**(1/n), ...,
-            2**((n-1)/n).
+        min_level: first pyramid level.
+        max_level: last pyramid level; it is included.
+        num_scales: number of scales per octave. For n scales, the factors are
+            `2**0, 2**(1/n), ..., 2**((n-1)/n)`.
         aspect_ratios: width / height of the anchors. Anchors of all ratios have the same area.
         anchor_scale: side of a level's smallest square anchor, as a multiple of the level's stride.
         image_size: (height, width) of the network input in pixels.

@@ -41,10 +41,11 @@ def build_model(
         config: the model's configuration; None: the configuration of `model_name`.
 
     Returns:
-        A model from images (B, height, width, 3) to (class logits, box deltas): two lists with one float32
-        tensor per level, finest first. Level l has (h, w) = (ceil(height / 2**l), ceil(width / 2**l)) cells.
-        Logits are (B, h, w, anchors_per_location * C): each anchor has C consecutive values. Deltas are
-        (B, h, w, anchors_per_location * 4): each anchor has four consecutive values (dy, dx, log dh, log dw).
+        A model from images (B, height, width, 3) to two lists, class logits and box deltas. A list has one
+        float32 tensor per level, finest first. Level l has (h, w) cells, `h = ceil(height / 2**l)` and
+        `w = ceil(width / 2**l)`. Logits are (B, h, w, anchors_per_location * C): each anchor has C
+        consecutive values. Deltas are (B, h, w, anchors_per_location * 4): each anchor has four consecutive
+        values (dy, dx, log dh, log dw).
 
     Raises:
         UserError: `model_name` is unknown.

@@ -26,9 +26,9 @@ def decode_heads(
         image_size: (height, width) of the network input that gave `raw`.
 
     Returns:
-        boxes: float32 (B, N, 4), ltrb, normalised to the network input, not clipped.
-        scores: float32 (B, N, C), objectness times class probability.
-        The N predictions are ordered by head (finest stride first), row, column and anchor.
+        Boxes float32 (B, N, 4), ltrb, normalised to the network input, not clipped, and scores
+        float32 (B, N, C), objectness times class probability. The N predictions are ordered by head (finest
+        stride first), row, column and anchor.
 
     Raises:
         ValueError: the shapes of `raw` do not fit this model and size.

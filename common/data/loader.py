@@ -45,10 +45,14 @@ class BaseLoader:
         config: the app's config, which sets image size and augmentation.
         batch_size: images per batch.
         training: if True, images are shuffled and augmented. If False, whole images are read in order.
-        shard_id, num_shards: index of the shard that is read; number of shards.
-        num_threads, prefetch: number of CPU threads; number of batches that are loaded ahead.
+        shard_id: index of the shard that is read.
+        num_shards: number of shards.
+        num_threads: number of CPU threads.
+        prefetch: number of batches that are loaded ahead.
         device_id: the GPU that gets the batches, as CUDA and DALI number it. None: batches are on the CPU.
-        hw_decoder_load, fancy_upsampling, roi_decoding: options of DALI on a GPU, see dali_ops.Decoder.
+        hw_decoder_load: option of DALI on a GPU, see dali_ops.Decoder; so are the next two.
+        fancy_upsampling: the same.
+        roi_decoding: the same.
         num_classes: number of classes of synthetic data.
         checkpointing: lets tf.train.Checkpoint save `iterator()`; has no effect on a GPU.
         seed: sets the order of the images, equal for all shards, and the augmentation, different for each.

@@ -36,14 +36,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         files.remove(notebook)
         name = notebook.src_uri.removesuffix(".ipynb")
-        text, images = page_of_notebook(
-            json.loads(notebook.content_string), f"{posixpath.basename(name)}_files"
-        )
+        text, images = page_of_notebook(json.loads(notebook.content_string), posixpath.basename(name))
         files.append(File.generated(config, f"{name}.md", content=text))
         for image, content in images.items():
-            files.append(
-                File.generated(config, posixpath.join(posixpath.dirname(name), image), content=content)
-            )
+            uri = posixpath.join(posixpath.dirname(name), image)
+            files.append(File.generated(config, uri, content=content))
     return files
 
 
@@ -87,17 +84,18 @@ def _site_link(link: re.Match, path: str, uri: str, repo_url: str | None) -> str
     if target in ROOT_PAGES or target.startswith("docs/"):
         target = ROOT_PAGES.get(target, target.removeprefix("docs/"))
         target = re.sub(r"\.ipynb$", ".md", target)
-        return (
-            f"[{link['text']}]({posixpath.relpath(target, posixpath.dirname(uri) or '.')}{separator}{anchor})"
-        )
+        target = posixpath.relpath(target, posixpath.dirname(uri) or ".")
+        return f"[{link['text']}]({target}{separator}{anchor})"
     if repo_url:
         kind = "tree" if (ROOT / target).is_dir() else "blob"
         return f"[{link['text']}]({repo_url.rstrip('/')}/{kind}/{BRANCH}/{target}{separator}{anchor})"
-    name = posixpath.basename(target)
-    return link["text"] if name in link["text"] else f"{link['text']} (`{target}`)"
+    text = link["text"]
+    if posixpath.basename(target) not in text:
+        return f"{text} (`{target}`)"
+    return text if re.search("[ `]", text) else f"`{text}`"
 
 
-def page_of_notebook(notebook: dict, image_directory: str) -> tuple[str, dict[str, bytes]]:
+def page_of_notebook(notebook: dict, name: str) -> tuple[str, dict[str, bytes]]:
     """Returns a notebook's cells and stored outputs as Markdown, and its pictures by path. Runs nothing."""
     parts, images = [], {}
     for cell in notebook["cells"]:
@@ -110,7 +108,7 @@ def page_of_notebook(notebook: dict, image_directory: str) -> tuple[str, dict[st
             if output["output_type"] == "stream":
                 parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
             elif "image/png" in output.get("data", {}):
-                name = f"{image_directory}/{len(images) + 1}.png"
-                images[name] = base64.b64decode(output["data"]["image/png"])
-                parts.append(f"![Output of the cell above]({name})")
+                path = f"{name}_files/{len(images) + 1}.png"
+                images[path] = base64.b64decode(output["data"]["image/png"])
+                parts.append(f"![Output of the cell above]({path})")
     return "\n\n".join(parts), images
