@@ -50,6 +50,15 @@ def test_github_workflow_runs_only_the_ci_script():
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
 
 
+def test_workflows_of_the_site_run_make_docs_and_publish_only_by_hand():
+    for name, triggers in (("docs", {"push", "pull_request"}), ("publish_docs", {"workflow_dispatch"})):
+        workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
+        (job,) = workflow["jobs"].values()
+        assert [step["run"] for step in job["steps"] if "run" in step] == ["make docs"]
+        starts = workflow[True]  # YAML 1.1 reads the key "on" as true
+        assert set([starts] if isinstance(starts, str) else starts) == triggers
+
+
 def test_extra_gpu_export_has_the_versions_that_messages_of_the_export_name():
     for requirement, pin in zip(
         (exported.ONNX_RUNTIME, exported.TENSORRT), pins(["gpu-export"])[-2:], strict=True
