@@ -88,7 +88,7 @@ def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], ob
         new = staged / path.name
         new.mkdir()
         writer(new)
-        for file in (*new.iterdir(), new):
+        for file in (*new.rglob("*"), new):
             _force_to_disk(file)
         if path.exists():
             os.replace(path, staged / f"old-{path.name}")

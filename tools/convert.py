@@ -273,6 +273,8 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
 def _outputs(target: str, options: Options) -> list[str]:
     """Returns the outputs: --output, or two for --holdout. Raises UserError if one cannot be written."""
     output, holdout = options.output, options.holdout
+    if not output:
+        raise UserError("--output is empty: give a path")
     storage.refuse_remote("--images", options.images, "give a directory on a disk")
     if target not in CONTAINERS:
         storage.refuse_remote("--output", output, "give a path on a disk, and copy the result to the bucket")

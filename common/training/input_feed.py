@@ -84,7 +84,8 @@ class InputFeed:
         if options:
             state.loader_options, state.batches_read = options, 0
             if not self._ahead:  # otherwise the thread has opened the loaders
-                self._open(options)
+                with self._ranks.raise_on_any_rank():
+                    self._open(options)
 
     def __next__(self) -> Batch:
         """Returns (images, targets), one batch for each local replica.

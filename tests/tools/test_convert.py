@@ -349,6 +349,7 @@ REFUSED = [
     ("voc", "coco", {"input": "set/images", "images": "."}, "contains no xml file"),
     ("tfrecord", "coco", {"input": "gone*"}, "no file matches"),
     ("tfrecord", "webdataset", {"input": "gone/*", "output": "new/x"}, "no file matches"),
+    ("yolo", "coco", {"output": ""}, "--output is empty: give a path"),
     ("yolo", "coco", {"output": "."}, "--output=. is a directory: add a file name"),
     ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: add a file name"),
     ("yolo", "tfrecord", {"output": "set/", "holdout": 0.5}, "output=set/ is a directory: add a file name"),
