@@ -15,12 +15,14 @@ SMALL_NETWORK = {
         "HEAD_REPEATS, ANCHORS = 64, 3, 3, 9": "HEAD_REPEATS, ANCHORS = 64, 1, 1, 9",
         "(3, 3, 2, 6, 80), (3, 5, 1, 6, 112)": "(1, 3, 2, 6, 80), (1, 5, 1, 6, 112)",
         "(4, 5, 2, 6, 192)": "(1, 5, 2, 6, 192)",
+        "(2, 3, 2, 6, 24), (2, 5, 2, 6, 40)": "(1, 3, 2, 6, 24), (1, 5, 2, 6, 40)",
     },
     "yolov4": {
         "layers.Conv2D(filters, kernel, strides": "layers.Conv2D(filters // 8, kernel, strides",
         "csp_stage(x, 256, 8, 128)": "csp_stage(x, 256, 1, 128)",
         "csp_stage(c3, 512, 8, 256)": "csp_stage(c3, 512, 1, 256)",
         "csp_stage(c4, 1024, 4, 512)": "csp_stage(c4, 1024, 1, 512)",
+        "for i in range(count):": "for i in range(1):",
     },
 }
 

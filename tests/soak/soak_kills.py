@@ -117,11 +117,9 @@ def _stop_at_random_step(
     last_saved = (saved_steps(output_dir) or [0])[-1]
     later_saves = [step for step in range(last_saved + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
     awaited_step = draw.choice(later_saves[: max(len(later_saves) // 2, 1)] or [last_saved])
-    pids: dict[int, int] = {}
     while job.poll() is None and (saved_steps(output_dir) or [-1])[-1] < awaited_step:
-        if len(pids) < ranks:
-            pids = launching.rank_pids(job) if ranks > 1 else {0: job.pid}
-        time.sleep(0.005)
+        time.sleep(0.02)
+    pids = launching.rank_pids(job) if ranks > 1 else {0: job.pid}
     time.sleep(draw.random() * 0.1)
     if ranks > 1 and pids and draw.random() < 0.7:
         pids = {rank: pids[rank] for rank in draw.sample(sorted(pids), 1)}
