@@ -1,5 +1,6 @@
 """Builds the web site of the pages, with the MkDocs that `make docs` installs."""
 
+import html
 import os
 import pathlib
 import re
@@ -7,12 +8,18 @@ import shutil
 import subprocess
 
 import pytest
+from markdown_it import MarkdownIt
 
 from tests.conftest import ROOT
 
+DOCS = ROOT / "docs"
 MKDOCS = ROOT / ".venv/docs/bin/mkdocs"
 FOLDERS = ("benchmarks", "common", "docker", "docs", "efficientdet", "examples", "tests", "tools", "yolov4")
 REPOSITORY = "https://example.org/owner/name"
+# File of the repository -> page of the site.
+PAGES = {"README.md": "index.md"}
+PAGES |= {f"{name}.md": f"{name.lower()}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY")}
+PAGES |= {f"docs/{path}": str(path) for path in (p.relative_to(DOCS) for p in DOCS.rglob("*.md"))}
 
 
 def build(directory: pathlib.Path, repository: str = REPOSITORY) -> subprocess.CompletedProcess:
@@ -36,20 +43,26 @@ def project(tmp_path_factory) -> pathlib.Path:
     return directory
 
 
+def words(page: str) -> list[str]:
+    """Returns the words of a page's HTML. Headings' links and titles of code blocks are left out."""
+    page = re.sub(r'<a class="headerlink".*?</a>|<span class="filename">.*?</span>', "", page)
+    page = re.sub(r"</?(p|li|td|th|tr|pre|h\d|div|br|table|ul|ol)\b[^>]*>", " ", page)
+    return html.unescape(re.sub(r"<[^>]+>", "", page)).split()
+
+
+def structure(page: str) -> dict[str, int]:
+    """Returns how many lists, tables and so on a page's HTML has."""
+    names = ("li", "ul", "ol", "pre", "table", "td", "em", "strong", "h2", "h3", "img", "code")
+    return {name: len(re.findall(f"<{name}[ >]", page)) for name in names}
+
+
 def test_every_page_is_in_the_navigation_of_the_site():
     navigation = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    docs = ROOT / "docs"
-    pages = [
-        path.relative_to(docs).with_suffix(".md")
-        for path in docs.rglob("*")
-        if path.suffix in (".md", ".ipynb")
-    ]
-    root_pages = ("index.md", "contributing.md", "changelog.md", "security.md")
-    assert sorted(navigation) == sorted([*map(str, pages), *root_pages])
+    assert sorted(navigation) == sorted([*PAGES.values(), "tutorial.md"])
 
 
 @pytest.mark.slow
-def test_site_has_readme_notebook_api_and_links_to_the_sources(project):
+def test_site_has_readme_notebook_api_links_to_the_sources_and_the_text_of_each_page(project):
     result = build(project)
     assert result.returncode == 0, result.stderr[-4000:]
     site = project / "build" / "site"
@@ -67,7 +80,13 @@ def test_site_has_readme_notebook_api_and_links_to_the_sources(project):
         f'href="{REPOSITORY}/tree/main/examples/preprocessing"'
         in (site / "examples" / "index.html").read_text()
     )
-    assert "```" not in home
+    for path, page in PAGES.items():  # GitHub reads CommonMark with tables; MkDocs reads another Markdown
+        expected = MarkdownIt("commonmark").enable("table").render((project / path).read_text())
+        page = page.removesuffix(".md").removesuffix("index")
+        (article,) = re.findall("<article.*</article>", (site / page / "index.html").read_text(), re.DOTALL)
+        if path != "docs/api.md":  # the site adds docstrings
+            assert words(article) == words(expected), path
+            assert structure(article) == structure(expected), path
 
 
 @pytest.mark.slow

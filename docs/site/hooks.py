@@ -25,7 +25,11 @@ ROOT_PAGES = {
     "SECURITY.md": "security.md",
 }
 _FENCE = re.compile(r" *(?P<marks>```+)(?P<language>\w*) *(?P<title>.*)")
-_LINK = re.compile(r"\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
+# A code block, which stays as it is, or a link.
+_LINK = re.compile(
+    r"^ *(?P<marks>```+).*?^ *(?P=marks)$|\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)",
+    re.MULTILINE | re.DOTALL,
+)
 _ITEM = re.compile(r" {1,3}([*+-] |\d+\. |```)")
 
 
@@ -66,10 +70,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             line = line[: match.start("title")].rstrip() + (f' title="{title}"' if title else "")
         elif match and not match["language"] and match["marks"].startswith(fence):
             fence = ""
-        elif not fence:
-            line = _LINK.sub(lambda link: _site_link(link, path, uri, config.repo_url), line)
         lines.append(line)
-    return "\n".join(lines)
+    return _LINK.sub(lambda link: _site_link(link, path, uri, config.repo_url), "\n".join(lines))
 
 
 def _site_link(link: re.Match, path: str, uri: str, repo_url: str | None) -> str:
@@ -77,6 +79,8 @@ def _site_link(link: re.Match, path: str, uri: str, repo_url: str | None) -> str
 
     Targets that exist nowhere stay. MkDocs then warns about them.
     """
+    if link["marks"]:
+        return link[0]
     file, separator, anchor = link["target"].partition("#")
     target = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))
     if not file or re.match(r"\w+:", file) or not (ROOT / target).exists():
@@ -92,7 +96,7 @@ def _site_link(link: re.Match, path: str, uri: str, repo_url: str | None) -> str
     text = link["text"]
     if posixpath.basename(target) not in text:
         return f"{text} (`{target}`)"
-    return text if re.search("[ `]", text) else f"`{text}`"
+    return text if re.search(r"[\s`]", text) else f"`{text}`"
 
 
 def page_of_notebook(notebook: dict, name: str) -> tuple[str, dict[str, bytes]]:
