@@ -18,6 +18,7 @@ BENCH_FLAGS := --rounds=3
 PICTURES := runs/pictures
 BCCD := runs/accuracy/data/bccd
 BENCH_GPU_FLAGS := --rounds=1
+NEWEST := runs/newest
 JOBS ?= 2
 # Without --no-loadscope-reorder, the files with the most tests would always start first.
 PYTEST := $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --durations=10
@@ -26,7 +27,7 @@ CHECKS := tests/test_files_of_0_1_0.py tests/apps/test_determinism.py tests/dist
   tests/test_structure.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod torch triton trackers docs docs-serve demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench bench-gpu soak pictures docker docker-test lint format clean
+.PHONY: help setup horovod torch triton trackers docs docs-serve demo demo-yolov4 demo-clean check test test-long test-all test-gpu try-newest bench bench-gpu soak pictures docker docker-test lint format clean
 
 help:  ## lists all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -153,6 +154,9 @@ test-all: test test-long  ## runs all tests
 test-gpu: setup  ## runs the tests that need a GPU, each file in a process of its own (takes hours; never ran)
 	-@! nvidia-smi -L >/dev/null 2>&1 || $(MAKE) --no-print-directory horovod
 	$(RUN) tests/gpu/run.py
+
+try-newest: setup  ## tests the newest TensorFlow, Keras and DALI that pip finds, in environments of 4 GB each
+	$(RUN) -m tests.try_newest $(NEWEST)
 
 bench: setup  ## measures loaders, training steps and both together, and each stage of a loader (15 minutes on two cores)
 	$(RUN) tools/bench.py efficientdet --batch_size=8 --json=$(BENCH)/efficientdet.json $(BENCH_FLAGS)

@@ -1,13 +1,19 @@
-"""Tests the project's files: pins, locks, licences and the CI workflow."""
+"""Tests the project's files: version, pins, locks, licences, linters and GitHub's files."""
 
 import fnmatch
+import itertools
 import re
+import runpy
+import subprocess
+import sys
 import tomllib
 
 import pytest
 import yaml
 
+import common
 from common.evaluation import exported
+from tests import try_newest
 from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -57,6 +63,77 @@ def test_workflows_of_the_site_run_make_docs_and_publish_only_by_hand():
         assert [step["run"] for step in job["steps"] if "run" in step] == ["make docs"]
         starts = workflow[True]  # YAML 1.1 reads the key "on" as true
         assert set([starts] if isinstance(starts, str) else starts) == triggers
+
+
+def test_every_job_of_a_workflow_has_a_time_limit_and_only_the_release_writes():
+    for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["permissions"]["contents"] == "read", path
+        for name, job in workflow["jobs"].items():
+            assert job["timeout-minutes"], path
+            assert (job.get("permissions", {}).get("contents") == "write") == (name == "release"), path
+
+
+def test_version_of_pyproject_stands_in_every_file_that_has_a_version():
+    version = PROJECT["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    sections = re.findall(r"^## (\d.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert common.__version__ == version
+    assert citation["version"] == version
+    assert sections[0] == f"{version}, {citation['date-released']}"
+
+
+def test_release_notes_are_the_section_of_the_version_without_line_breaks_in_a_paragraph():
+    script = runpy.run_path(str(ROOT / ".ci/release_notes.py"))
+    changelog = "# Changelog\n\n## 1.10, 2030-01-02\n\nNew\nline.\n\n* One\n  line.\n* Two.\n\n"
+    changelog += "## 1.1, 2029-01-02\n\nOld.\n"
+    assert script["notes"]("1.10", changelog) == "New line.\n\n* One line.\n* Two."
+    assert script["notes"]("1.1", changelog) == "Old."
+    for missing in ("1.2", "1", "1x10"):
+        with pytest.raises(SystemExit, match="has no section"):
+            script["notes"](missing, changelog)
+
+
+def test_release_notes_refuse_a_tag_that_is_not_the_version():
+    command = [sys.executable, ROOT / ".ci/release_notes.py"]
+    result = subprocess.run([*command, "9.9"], capture_output=True, text=True)
+    assert result.returncode == 1 and PROJECT["version"] in result.stderr
+    result = subprocess.run([*command, PROJECT["version"]], capture_output=True, text=True)
+    assert "**Models**" in result.stdout
+
+
+def test_pre_commit_runs_the_linters_of_make_lint():
+    lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert lint
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = [hook["entry"].replace(".venv/bin/", "") for hook in repo["hooks"]]
+    commands = [line.strip().removeprefix("$(VENV)/bin/") for line in lint[1].splitlines()]
+    assert len(entries) == len(commands)
+    assert all(line.startswith(entry) for line, entry in zip(commands, entries, strict=True)), commands
+
+
+def test_newer_version_replaces_every_pin_of_a_package_and_no_other_pin():
+    text = (ROOT / "pyproject.toml").read_text()
+    pinned = try_newest.pinned_versions(text)
+    assert set(pinned) == set(sum(try_newest.GROUPS, ()))
+    changed = tomllib.loads(try_newest.with_versions(text, {"tensorflow": "9.8.7"}))["project"]
+    before = {*PROJECT["dependencies"], *pins(EXTRAS)}
+    after = {*changed["dependencies"], *itertools.chain(*changed["optional-dependencies"].values())}
+    assert after - before == {"tensorflow==9.8.7", "tensorflow[and-cuda]==9.8.7"}
+    assert len(after) == len(before)
+    assert all((ROOT / path).exists() for path in try_newest.TESTS)
+
+
+def test_report_of_newer_versions_has_a_line_for_each_package_and_the_failing_tests():
+    pinned = {name: "1.0" for group in try_newest.GROUPS for name in group}
+    newest = pinned | {"keras": "2.0", "tensorflow": "1.1"}
+    report = try_newest.report(pinned, newest, {("keras",): ["FAILED a::b"], ("tensorflow",): []})
+    assert report.splitlines()[:3] == [
+        "tensorflow: 1.0 -> 1.1: works",
+        "keras: 1.0 -> 2.0: breaks",
+        "    FAILED a::b",
+    ]
+    assert report.count("not newer") == 2
 
 
 def test_extra_gpu_export_has_the_versions_that_messages_of_the_export_name():

@@ -29,7 +29,7 @@ PAGES_TO_RUN = (*OWN_DATA_PAGES, *YOLOV4_PAGES, *EXAMPLES_PAGES)
 # Pages without commands, and pages whose commands need other hosts, Docker, hours or a copy of the project.
 OTHER_PAGES = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
-    *("flags", "config", "customize", "api"),
+    *("flags", "config", "customize", "api", "versions", "maintaining"),
 )
 
 
