@@ -125,9 +125,11 @@ class Checkpoints:
         self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*ema.variables]
         self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=ema)
         self._seeds = random_states(model)  # tf.train.Checkpoint(model=...) does not save the seeds
-        # `_shared` saves the statistics of rank 0. The other ranks save theirs here.
-        statistics = moving_statistics(model) if ranks.rank else []
-        self._statistics = [*statistics, *ema.averages_of(statistics)]
+        # `_shared` saves the statistics of the first replica of rank 0. All other replicas save theirs here.
+        statistics = moving_statistics(model)
+        statistics += ema.averages_of(statistics)
+        first = 0 if ranks.rank else 1
+        self._statistics = [v for s in statistics for v in getattr(s, "values", (s,))[first:]]
         with ranks.raise_on_any_rank():
             if directory is not None:
                 self._directory = pathlib.Path(directory, "checkpoints")

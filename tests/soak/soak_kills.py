@@ -66,9 +66,9 @@ def final_state(output_dir: pathlib.Path) -> dict[str, str]:
         for name in reader.get_variable_to_shape_map():
             if "iterator" not in name.lower() and "OBJECT_GRAPH" not in name:
                 arrays[f"{index.stem}:{name}"] = np.asarray(reader.get_tensor(name))
-    for file in ("last.weights.h5", "best.weights.h5"):
-        weights = weights_of(output_dir / file, kinds="biufSO")
-        arrays |= {f"{file}:{name}": np.asarray(array) for name, array in weights.items()}
+    for file in output_dir.glob("*.weights.h5"):
+        weights = weights_of(file, kinds="biufSO")
+        arrays |= {f"{file.name}:{name}": np.asarray(array) for name, array in weights.items()}
     hashes = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
     with (output_dir / "results.csv").open() as file:
         rows = [{**row, "images_per_second": ""} for row in csv.DictReader(file)]
