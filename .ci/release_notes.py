@@ -12,7 +12,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def notes(version: str, changelog: str) -> str:
-    """Returns the section without its heading, with paragraphs in one line, as GitHub shows each line break.
+    """Returns the section without its heading, as the page of a release shows it well.
+
+    GitHub shows each line break there, so each paragraph becomes one line. Links to files of the repository
+    do not work there, so only their text stays.
 
     Raises:
         SystemExit: there is no dated section of this version.
@@ -21,7 +24,8 @@ def notes(version: str, changelog: str) -> str:
     match = re.search(rf"{heading}(.*?)(?=^## |\Z)", changelog, re.DOTALL | re.MULTILINE)
     if not match or not match[1].strip():
         sys.exit(f"error: CHANGELOG.md has no section '## {version}, YYYY-MM-DD' with text")
-    return re.sub(r"(?<!\n)\n *(?![\n* ])", " ", match[1].strip())
+    text = re.sub(r"(?<!\n)\n *(?![\n* ])", " ", match[1].strip())
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text)
 
 
 if __name__ == "__main__":

@@ -85,9 +85,9 @@ def test_version_of_pyproject_stands_in_every_file_that_has_a_version():
 
 def test_release_notes_are_the_section_of_the_version_without_line_breaks_in_a_paragraph():
     script = runpy.run_path(str(ROOT / ".ci/release_notes.py"))
-    changelog = "# Changelog\n\n## 1.10, 2030-01-02\n\nNew\nline.\n\n* One\n  line.\n* Two.\n\n"
+    changelog = "# Changelog\n\n## 1.10, 2030-01-02\n\nNew\n[a](b.md).\n\n* One\n  line.\n* Two.\n\n"
     changelog += "## 1.1, 2029-01-02\n\nOld.\n"
-    assert script["notes"]("1.10", changelog) == "New line.\n\n* One line.\n* Two."
+    assert script["notes"]("1.10", changelog) == "New a.\n\n* One line.\n* Two."
     assert script["notes"]("1.1", changelog) == "Old."
     for missing in ("1.2", "1", "1x10"):
         with pytest.raises(SystemExit, match="has no section"):

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GROUPS = (("tensorflow",), ("keras",), ("nvidia-dali-cuda120", "nvidia-dali-tf-plugin-cuda120"))
 EXTRAS = ("dev", "export", "faster-coco")
-# About five minutes on two cores: DALI graphs, both networks, steps, checkpoints, exported files, old files.
+# 3.5 minutes on two cores: DALI graphs, both networks, steps, checkpoints, exported files, old files.
 TESTS = (
     "tests/test_files_of_0_1_0.py",
     "tests/common/test_dali_ops.py",
