@@ -30,7 +30,7 @@ PAGES_TO_RUN = (*OWN_DATA_PAGES, *YOLOV4_PAGES, *EXAMPLES_PAGES)
 OTHER_PAGES = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
     *("flags", "config", "customize", "api", "versions", "maintaining"),
-    "migrate",
+    *("migrate", "horovod", "dali_features"),
 )
 
 
