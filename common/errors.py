@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection
 from types import TracebackType
 
-from absl import app, logging
+from absl import app, flags, logging
 
 _INTERRUPTED = "interrupted; everything that was saved before is kept"
 _SIGINT_CODE = 130  # as in shells
@@ -95,7 +95,16 @@ def parse_flags() -> list[str]:
     logging.set_verbosity(logging.WARNING)  # hides TensorFlow's notes
     sys.excepthook = _excepthook
     app.define_help_flags()
-    return app.parse_flags_with_usage(sys.argv)
+    try:
+        return flags.FLAGS(sys.argv)
+    except flags.UnrecognizedFlagError as error:
+        near = difflib.get_close_matches(error.flagname, list(flags.FLAGS), n=1)
+        hint = f" Did you mean --{near[0]}?" if near else ""
+        tell(f"error: unknown flag --{error.flagname}.{hint} --help lists all flags")
+    except flags.Error as error:
+        message = str(error).removeprefix("ERROR:: ").rstrip(".")
+        tell(f"error: {message}. --help lists all flags")
+    sys.exit(1)
 
 
 def tell(text: str) -> None:

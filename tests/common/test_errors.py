@@ -18,7 +18,8 @@ PROGRAMS = {
         "interrupted; everything that was saved before is kept",
     ),
     "stop-by-signal": ("raise errors.StoppedError('run this again')", [], 75, "run this again"),
-    "unknown-flag": ("pass", ["--nunber=4"], 1, "Unknown command line flag 'nunber'"),
+    "unknown-flag": ("pass", ["--nunber=4"], 1, "error: unknown flag --nunber. --help lists all flags\n"),
+    "wrong-value": ("pass", ["--v=x"], 1, "error: flag --verbosity=x: "),
     "argument-without-dashes": ("pass", ["number=4"], 1, "unexpected argument 'number=4'"),
 }
 
@@ -33,6 +34,26 @@ def test_program_ended_by_success_error_bug_signal_or_wrong_flag_has_its_exit_co
     assert done.returncode == code
     assert stderr in done.stderr and bool(stderr) == bool(done.stderr)
     assert ("Traceback" in done.stderr) == ("bug" in body)
+
+
+COMMANDS = [
+    *(
+        f"{app}/{name}.py"
+        for app in ("efficientdet", "yolov4")
+        for name in ("train", "eval", "infer", "export")
+    ),
+    *("tools/bench.py", "yolov4/fit_anchors.py", "examples/tiled_inference.py"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_typo_in_a_flag_is_answered_with_the_nearest_name_before_tensorflow_is_imported(command):
+    arguments = ["-X", "importtime", ROOT / command, "--imgsize=64"]
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    *imports, message = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message == "error: unknown flag --imgsize. Did you mean --image_size? --help lists all flags"
+    assert not [line for line in imports if line.split()[-1] == "tensorflow"]
 
 
 @pytest.mark.parametrize(

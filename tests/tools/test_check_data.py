@@ -140,13 +140,13 @@ def test_check_data_refuses_an_unknown_flag_of_a_recipe(data, tmp_path):
     (tmp_path / "recipe.txt").write_text("--model_name=yolov4-tiny\n--epoch=3\n")
     done = run(data, f"--flagfile={tmp_path}/recipe.txt")
     assert done.returncode == 1
-    assert "Unknown command line flag 'epoch'" in done.stderr
+    assert "unknown flag --epoch" in done.stderr
 
 
 def test_check_data_refuses_a_training_flag_of_the_command_line(data):
     done = run(data, "--epochs=3", "--flagfile=yolov4/flags/finetune.txt")
     assert done.returncode == 1
-    assert "Unknown command line flag 'epochs'" in done.stderr
+    assert "unknown flag --epochs" in done.stderr
 
 
 def test_check_data_refuses_a_missing_flagfile_in_one_line(data):
