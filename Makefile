@@ -34,7 +34,13 @@ help:  ## lists all targets
 
 setup: $(VENV)/.ready  ## creates the virtual environment with every pinned package (about 3.5 GB)
 
-$(VENV)/.ready: pyproject.toml docker/setup_env.sh $(wildcard docker/locks/*.txt)
+# A GPU that the last set-up did not find. In an image, nobody can write the environment.
+ifeq ($(wildcard $(VENV)/.gpu),)
+NEW_GPU := $(shell [ -w $(VENV)/.ready ] && nvidia-smi -L >/dev/null 2>&1 && echo new-gpu)
+.PHONY: new-gpu
+endif
+
+$(VENV)/.ready: pyproject.toml docker/setup_env.sh $(wildcard docker/locks/*.txt) $(NEW_GPU)
 	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev export faster-coco
 	@touch $@
 

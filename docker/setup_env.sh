@@ -3,7 +3,8 @@
 #
 #   docker/setup_env.sh .venv [extra ...]        extras of pyproject.toml, for example: dev
 #
-# pyproject.toml pins every version. The extra `gpu` is added if nvidia-smi finds a GPU.
+# pyproject.toml pins every version. The extra `gpu` is added if nvidia-smi finds a GPU. `make setup` calls this script again
+# if one is found later. Two calls for one directory run one after the other.
 set -euo pipefail
 
 venv=$1
@@ -42,11 +43,28 @@ pip_install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-
 
 command -v g++ >/dev/null || fail "no C++ compiler: DALI's TensorFlow plugin needs g++ (Debian and Ubuntu: apt install g++)"
 python=$(find_python)
+if [ -L "$venv" ]; then # scripts in the environment must not depend on the link
+  target=$(readlink -f "$venv") || fail "$venv links to $(readlink "$venv"), whose folder does not exist: create it, or remove the link"
+  venv=$target
+fi
+mkdir -p "$venv"
+# Some network disks have no locks: then this script does not wait.
+exec {lock_file}>"$venv/.lock"
+code=0
+flock --nonblock --conflict-exit-code 75 "$lock_file" 2>/dev/null || code=$?
+if [ "$code" = 75 ]; then
+  say "another set-up of $venv is running: waiting for its end"
+  flock "$lock_file"
+fi
 say "virtual environment in $venv ($("$python" --version))"
 "$python" -m venv "$venv" || fail "$python has no working venv module: on Debian and Ubuntu, apt install python3-venv"
 
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-  say "NVIDIA GPU found: installing TensorFlow with its CUDA libraries"
+  if [ -e "$venv/.ready" ] && [ ! -e "$venv/.gpu" ]; then
+    say "NVIDIA GPU found, but not by the last set-up: adding TensorFlow's CUDA libraries"
+  else
+    say "NVIDIA GPU found: installing TensorFlow with its CUDA libraries"
+  fi
   extras+=(gpu)
 fi
 say "packages (about 1.3 GB to download the first time; a few minutes)"
@@ -94,4 +112,7 @@ if ! plugin_works; then
   install_plugin || fail "DALI's TensorFlow plugin did not build: see $venv/plugin.log"
   plugin_works || fail "DALI's TensorFlow plugin does not load: see $venv/plugin.log"
 fi
-say "ready"
+if [[ " ${extras[*]} " == *" gpu "* ]]; then
+  touch "$venv/.gpu" # the Makefile reads it
+fi
+say "ready after $SECONDS s: $venv/bin/python"

@@ -96,6 +96,86 @@ def test_sigterm_to_the_entrypoint_stops_only_the_ranks_of_its_horovodrun_and_th
     other.wait()
 
 
+# --- docker/setup_env.sh --------------------------------------------------------------------------
+
+# A Python whose pip installs nothing. It waits until the file `go` exists.
+SET_UP_PYTHON = f"""#!/bin/sh
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  "-m pip "*) echo pip >>pip.log; until [ -e go ]; do sleep 0.02; done ;;
+  *plugin.tf*) ;;
+  *) exec {sys.executable} "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def set_up_in(tmp_path):
+    """Returns a function that starts `make setup` for the directory `venv`, and the directory of both."""
+    for name, text in {
+        "python": SET_UP_PYTHON,
+        "g++": "#!/bin/sh\n",
+        "nvidia-smi": "#!/bin/sh\nexit 9\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "docker"):
+        (tmp_path / name).symlink_to(DOCKER.parent / name)
+    (tmp_path / "go").touch()
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = ["make", "setup", "VENV=venv", "PYTHON=./python"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return lambda: subprocess.Popen(words, env=env, cwd=tmp_path, **pipes), tmp_path
+
+
+def test_set_up_adds_the_cuda_libraries_when_a_gpu_appears_later_and_only_then(set_up_in):
+    start, directory = set_up_in
+    added = "NVIDIA GPU found, but not by the last set-up: adding TensorFlow's CUDA libraries"
+    packages = directory / "venv" / "requirements.txt"
+    expected = [(False, 2), (False, 2), (True, 4), (False, 4)]  # message, calls of pip until then
+    for attempt, (has_message, calls) in enumerate(expected):
+        if attempt == 2:
+            (directory / "nvidia-smi").write_text("#!/bin/sh\n")
+        process = start()
+        _, stderr = process.communicate()
+        assert process.returncode == 0, stderr
+        assert (added in stderr) == has_message
+        assert ("nvidia-cudnn-cu12==" in packages.read_text()) == (attempt >= 2)
+        assert (directory / "pip.log").read_text().count("pip") == calls
+
+
+def test_second_set_up_of_a_directory_says_that_it_waits_for_the_first(set_up_in):
+    start, directory = set_up_in
+    (directory / "go").unlink()
+    first = start()
+    while not (directory / "pip.log").exists():
+        assert first.poll() is None
+    second = start()
+    assert (
+        second.stderr.readline()
+        == "\x1b[1m[setup]\x1b[0m another set-up of venv is running: waiting for its end\n"
+    )
+    assert (directory / "pip.log").read_text() == "pip\n"
+    (directory / "go").touch()
+    assert [process.wait() for process in (first, second)] == [0, 0], second.stderr.read()
+    for process in (first, second):
+        process.communicate()
+
+
+def test_set_up_fills_the_target_of_a_link_or_names_the_folder_that_is_missing(set_up_in):
+    start, directory = set_up_in
+    (directory / "venv").symlink_to("disk/environment")
+    process = start()
+    _, stderr = process.communicate()
+    assert process.returncode == 2
+    assert stderr.startswith("error: venv links to disk/environment, whose folder does not exist: create it")
+    (directory / "disk").mkdir()
+    process = start()
+    _, stderr = process.communicate()
+    assert process.returncode == 0 and f"virtual environment in {directory}/disk/environment" in stderr
+    assert (directory / "disk" / "environment" / ".ready").exists()
+
+
 # --- docker/build_horovod.sh ----------------------------------------------------------------------
 
 
