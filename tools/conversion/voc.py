@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from common.args import ImagePolicy
+from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.coco_parse import box_around_rotated
 from common.data.check.issues import Issues
@@ -71,7 +71,8 @@ def read_voc(
 
     Args:
         directory: has Annotations/ with the xml files, or the xml files themselves.
-        images_dir: directory of the images; default: JPEGImages/ in `directory`.
+        images_dir: directory of the images; default: JPEGImages/ in `directory`, or `directory` itself if it
+            has both xml files and images, as labelImg leaves them.
         split: name or path of a list of the images to read; default: all.
         difficult: what to do with objects that are marked difficult: "keep", "crowd" or "drop".
         voc_pixels: "one_based" or "zero_based".
@@ -85,7 +86,7 @@ def read_voc(
     """
     xml_dir = os.path.join(directory, "Annotations")
     xml_dir = xml_dir if os.path.isdir(xml_dir) else directory
-    images_dir = images_dir or os.path.join(directory, "JPEGImages")
+    images_dir = images_dir or _default_images_dir(directory, xml_dir)
     require_directory(images_dir)
     issues = Issues(directory, policy)
     files = _find_documents(xml_dir, issues)
@@ -109,6 +110,14 @@ def read_voc(
         for image in images
     ]
     return make_annotations(images, usable, facts, objects, label_map, issues), images_dir
+
+
+def _default_images_dir(directory: str, xml_dir: str) -> str:
+    images_dir = os.path.join(directory, "JPEGImages")
+    if xml_dir != directory or os.path.exists(images_dir) or not os.path.isdir(directory):
+        return images_dir
+    has_images = any(name.lower().endswith(IMAGE_SUFFIXES) for name in os.listdir(directory))
+    return directory if has_images else images_dir
 
 
 def _find_documents(xml_dir: str, issues: Issues) -> dict[str, str]:

@@ -39,6 +39,15 @@ def voc_dir(tmp_path):
     return tmp_path
 
 
+def test_voc_xml_files_beside_their_images_need_no_directory_of_images(tmp_path):
+    write_file(tmp_path, "a.jpg", black_image())
+    write_file(tmp_path, "a.xml", xml_of("a.jpg", objects=[CAT]))
+    annotations, images_dir = read_voc(tmp_path)
+    assert (annotations.file_names, str(images_dir)) == (["a.jpg"], str(tmp_path))
+    (tmp_path / "a.jpg").unlink()
+    assert "JPEGImages is not a directory: give the images' directory as --images=DIR" in user_error(tmp_path)
+
+
 # --- boxes and classes ---
 
 
