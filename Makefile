@@ -1,5 +1,6 @@
 # Each target is a short list of commands. `make demo` and `make test` first set up everything that they need.
 PYTHON ?=
+WITH_GPU ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 TORCH := $(VENV)/torch
@@ -34,14 +35,14 @@ help:  ## lists all targets
 
 setup: $(VENV)/.ready  ## creates the virtual environment with every pinned package (about 3.5 GB)
 
-# A GPU that the last set-up did not find. In an image, nobody can write the environment.
+# A GPU that the last set-up did not find, or WITH_GPU=1. In an image, nobody can write the environment.
 ifeq ($(wildcard $(VENV)/.gpu),)
-NEW_GPU := $(shell [ -w $(VENV)/.ready ] && nvidia-smi -L >/dev/null 2>&1 && echo new-gpu)
+NEW_GPU := $(shell [ -w $(VENV)/.ready ] && { [ "$(WITH_GPU)" ] || nvidia-smi -L >/dev/null 2>&1; } && echo new-gpu)
 .PHONY: new-gpu
 endif
 
 $(VENV)/.ready: pyproject.toml docker/setup_env.sh $(wildcard docker/locks/*.txt) $(NEW_GPU)
-	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev export faster-coco
+	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev export faster-coco $(if $(WITH_GPU),gpu)
 	@touch $@
 
 horovod: $(VENV)/.horovod  ## installs Horovod for many processes: compiled once (two minutes on two cores), then cached

@@ -4,7 +4,7 @@
 #   docker/setup_env.sh .venv [extra ...]        extras of pyproject.toml, for example: dev
 #
 # pyproject.toml pins every version. The extra `gpu` is added if nvidia-smi finds a GPU. `make setup` calls this script again
-# if one is found later. Two calls for one directory run one after the other.
+# if one is found later, and adds the extra with WITH_GPU=1. Two calls for one directory run one after the other.
 set -euo pipefail
 
 venv=$1
@@ -59,13 +59,15 @@ fi
 say "virtual environment in $venv ($("$python" --version))"
 "$python" -m venv "$venv" || fail "$python has no working venv module: on Debian and Ubuntu, apt install python3-venv"
 
-if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+if nvidia-smi -L >/dev/null 2>&1; then
   if [ -e "$venv/.ready" ] && [ ! -e "$venv/.gpu" ]; then
     say "NVIDIA GPU found, but not by the last set-up: adding TensorFlow's CUDA libraries"
   else
     say "NVIDIA GPU found: installing TensorFlow with its CUDA libraries"
   fi
   extras+=(gpu)
+elif [ -e "$venv/.gpu" ]; then
+  extras+=(gpu) # an environment keeps them
 fi
 say "packages (about 1.3 GB to download the first time; a few minutes)"
 # For the extras of `make setup` and of the images, a lock file has the hash of every file.

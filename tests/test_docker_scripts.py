@@ -125,7 +125,7 @@ def set_up_in(tmp_path):
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     words = ["make", "setup", "VENV=venv", "PYTHON=./python"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return lambda: subprocess.Popen(words, env=env, cwd=tmp_path, **pipes), tmp_path
+    return lambda *more: subprocess.Popen([*words, *more], env=env, cwd=tmp_path, **pipes), tmp_path
 
 
 def test_set_up_adds_the_cuda_libraries_when_a_gpu_appears_later_and_only_then(set_up_in):
@@ -144,6 +144,15 @@ def test_set_up_adds_the_cuda_libraries_when_a_gpu_appears_later_and_only_then(s
         assert (directory / "pip.log").read_text().count("pip") == calls
 
 
+def test_set_up_on_a_host_without_a_gpu_installs_the_cuda_libraries_if_asked_and_keeps_them(set_up_in):
+    start, directory = set_up_in
+    for words, has_cuda in (([], False), (["WITH_GPU=1"], True), (["--always-make"], True)):
+        process = start(*words)
+        _, stderr = process.communicate()
+        assert process.returncode == 0, stderr
+        assert ("nvidia-cudnn-cu12==" in (directory / "venv" / "requirements.txt").read_text()) == has_cuda
+
+
 def test_second_set_up_of_a_directory_says_that_it_waits_for_the_first(set_up_in):
     start, directory = set_up_in
     (directory / "go").unlink()
@@ -151,10 +160,7 @@ def test_second_set_up_of_a_directory_says_that_it_waits_for_the_first(set_up_in
     while not (directory / "pip.log").exists():
         assert first.poll() is None
     second = start()
-    assert (
-        second.stderr.readline()
-        == "\x1b[1m[setup]\x1b[0m another set-up of venv is running: waiting for its end\n"
-    )
+    assert second.stderr.readline().endswith(" another set-up of venv is running: waiting for its end\n")
     assert (directory / "pip.log").read_text() == "pip\n"
     (directory / "go").touch()
     assert [process.wait() for process in (first, second)] == [0, 0], second.stderr.read()

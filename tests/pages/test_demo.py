@@ -15,7 +15,7 @@ from tests.test_readme import DEMOS, PAGES, commands, make
 @pytest.mark.slow
 def test_documented_horovodrun_command_trains_on_two_ranks(project):
     (command,) = [command for command in commands(PAGES["README"]) if command.startswith("horovodrun")]
-    words = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
+    words = [sys.executable if word == "python" else word for word in shlex.split(command)]
     words[0] = str(pathlib.Path(sys.executable).with_name("horovodrun"))
     result = run(*words, *SMALL, *small_model("efficientdet"), cwd=project)
     assert "on 2 replicas (horovod)" in result.stdout + result.stderr
