@@ -14,8 +14,8 @@ The same command with the same directory continues after the last complete epoch
 - End the other ranks if one rank is lost.
 - Train with --strategy=multi_worker, or change the data between epochs.
 
-For YOLOv4, import from `yolov4`, call `FitModel(network, config)`, and use config.epochs instead of
-num_epochs.
+docs/examples.md has a program of 20 lines without flags. For YOLOv4, import from `yolov4`, call
+`FitModel(network, config)`, and use config.epochs instead of num_epochs.
 """
 
 import dataclasses
