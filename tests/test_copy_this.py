@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items):
 
 def run_copy_command(app: str, project: pathlib.Path, number: int) -> None:
     """Runs the command with this number of the page."""
-    command = re.findall(r"`(cp -r .*?)`", PAGE)[number].replace("efficientdet", app)
+    command = re.findall(r"`((?:mkdir my_project && )?cp -r .*?)`", PAGE)[number].replace("efficientdet", app)
     run("bash", "-c", command.replace("my_project", shlex.quote(str(project))))
 
 
@@ -54,7 +54,6 @@ def app(request) -> str:
 def project(app, tmp_path) -> pathlib.Path:
     """A copy of the app and common/, whose commands list the files that they imported."""
     directory = tmp_path / "my_project"
-    directory.mkdir()
     run_copy_command(app, directory, 0)
     with (directory / "common/__init__.py").open("a") as file:
         file.write(LIST_FILES)
