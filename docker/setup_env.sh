@@ -56,6 +56,15 @@ if [ "$code" = 75 ]; then
   say "another set-up of $venv is running: waiting for its end"
   flock "$lock_file"
 fi
+if [ -e "$venv/pyvenv.cfg" ]; then # venv would mix two versions of Python in one directory
+  existing=$("$venv/bin/python" --version 2>/dev/null) ||
+    fail "the Python of $venv is gone or was moved: remove this directory, and run the command again"
+  if [ -z "${PYTHON:-}" ]; then
+    python=$(PYTHON=$venv/bin/python find_python)
+  elif [ "$existing" != "$("$python" --version)" ]; then
+    fail "$venv has $existing, but PYTHON=$PYTHON is $("$python" --version): remove this directory, or leave PYTHON out"
+  fi
+fi
 say "virtual environment in $venv ($("$python" --version))"
 "$python" -m venv "$venv" || fail "$python has no working venv module: on Debian and Ubuntu, apt install python3-venv"
 
@@ -69,7 +78,9 @@ if nvidia-smi -L >/dev/null 2>&1; then
 elif [ -e "$venv/.gpu" ]; then
   extras+=(gpu) # an environment keeps them
 fi
-say "packages (about 1.3 GB to download the first time; a few minutes)"
+size="about 1.3 GB to download"
+[[ " ${extras[*]} " != *" gpu "* ]] || size="7 GB on the disk"
+say "packages ($size the first time; a few minutes)"
 # For the extras of `make setup` and of the images, a lock file has the hash of every file.
 lock="$here/docker/locks/$(printf '%s\n' "${extras[@]}" | sort -u | paste -sd+).txt"
 if [ -f "$lock" ]; then

@@ -182,6 +182,18 @@ def test_set_up_fills_the_target_of_a_link_or_names_the_folder_that_is_missing(s
     assert (directory / "disk" / "environment" / ".ready").exists()
 
 
+def test_set_up_does_not_mix_two_versions_of_python_in_one_directory(set_up_in):
+    start, directory = set_up_in
+    (directory / "venv" / "bin").mkdir(parents=True)
+    (directory / "venv" / "pyvenv.cfg").touch()
+    _, stderr = start().communicate()
+    assert stderr.startswith("error: the Python of venv is gone or was moved: remove this directory")
+    (directory / "venv" / "bin" / "python").write_text("#!/bin/sh\necho Python 3.9.1\n")
+    (directory / "venv" / "bin" / "python").chmod(0o755)
+    _, stderr = start().communicate()
+    assert stderr.startswith("error: venv has Python 3.9.1, but PYTHON=./python is Python 3.1")
+
+
 # --- docker/build_horovod.sh ----------------------------------------------------------------------
 
 
