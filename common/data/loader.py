@@ -205,8 +205,8 @@ def resolve_type(pipeline_type: str) -> str:
     if pipeline_type == "auto":
         if not gpu_visible() and backend.GetCUDADeviceCount():
             log_once(
-                "warning: DALI sees a GPU, but TensorFlow does not, so everything runs on the CPU: install "
-                "TensorFlow with its CUDA libraries, pip install 'tensorflow[and-cuda]'"
+                "warning: DALI sees a GPU, but TensorFlow does not, so everything runs on the CPU: run "
+                "`make setup` again, or install TensorFlow's CUDA libraries (its extra: tensorflow[and-cuda])"
             )
         return "dali_gpu" if gpu_visible() else "dali_cpu"
     if pipeline_type == "dali_gpu" and not gpu_visible():
