@@ -285,7 +285,7 @@ if __name__ == "__main__":
     parser.add_argument("--eval_images", default="", help="directory; needed with --images")
     parser.add_argument("--eval_annotations", default="", help="COCO json with ids from 1, area and iscrowd")
     parser.add_argument("--output_dir", default="runs/train_efficientdet", help="directory of the results")
-    parser.add_argument("--image_size", type=int, default=512, help="height and width, a multiple of 128")
+    parser.add_argument("--image_size", type=int, default=512, choices=range(128, 2049, 128), metavar="128n")
     parser.add_argument("--batch_size", type=int, default=8, help="images per process")
     parser.add_argument("--epochs", type=int, default=300)
     parser.add_argument("--learning_rate", type=float, default=0.08, help="for 64 images per step")

@@ -286,7 +286,7 @@ if __name__ == "__main__":
     parser.add_argument("--eval_images", default="", help="directory; needed with --images")
     parser.add_argument("--eval_annotations", default="", help="COCO json with ids from 1, area and iscrowd")
     parser.add_argument("--output_dir", default="runs/train_yolov4", help="directory of the results")
-    parser.add_argument("--image_size", type=int, default=608, help="height and width, a multiple of 32")
+    parser.add_argument("--image_size", type=int, default=608, choices=range(32, 2049, 32), metavar="32n")
     parser.add_argument("--batch_size", type=int, default=8, help="images per process")
     parser.add_argument("--epochs", type=int, default=271)
     parser.add_argument("--learning_rate", type=float, default=0.0013, help="for 64 images per step")
