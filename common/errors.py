@@ -35,6 +35,10 @@ class StoppedError(Exception):
 _LOSS = re.compile(r"Horovod has been shut down|gloo/transport|({{node |/|_)Horovod|ops is aborted")
 
 
+# absl's message about a required flag, from absl/flags/_validators.py.
+_MISSING = re.compile(r"flag --(\w+)=None: Flag --\w+ must have a value other than None\.")
+
+
 def is_lost_rank(error: BaseException) -> bool:
     """Returns whether an error of a collective operation means that another rank is gone."""
     return bool(_LOSS.search(str(error)))
@@ -102,8 +106,9 @@ def parse_flags() -> list[str]:
         hint = f" Did you mean --{near[0]}?" if near else ""
         tell(f"error: unknown flag --{error.flagname}.{hint} --help lists all flags")
     except flags.Error as error:
-        message = str(error).removeprefix("ERROR:: ").rstrip(".")
-        tell(f"error: {message}. --help lists all flags")
+        messages = str(error).removeprefix("ERROR:: ").splitlines()
+        reasons = "; ".join(_MISSING.sub(r"--\1 is missing", message) for message in messages)
+        tell(f"error: {reasons.rstrip('.')}. --help lists all flags")
     sys.exit(1)
 
 

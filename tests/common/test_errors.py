@@ -64,6 +64,13 @@ def test_error_about_an_unknown_name_suggests_a_known_name_only_if_it_is_similar
     assert message == f"unknown model {name!r}:{hint} Known: yolov4, efficientdet-d0"
 
 
+def test_required_flags_that_are_missing_are_named_in_one_line():
+    command = [sys.executable, ROOT / "tools/convert.py", "--from=voc", "--to=coco"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: --input is missing; --output is missing. --help lists all flags\n"
+
+
 def test_interrupt_during_imports_prints_a_one_line_message():
     program = "from common import errors\nerrors.parse_flags()\nraise KeyboardInterrupt"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

@@ -84,6 +84,8 @@ def read_voc(
         DataError: the data have errors; the message lists all of them with their files.
         UserError, OSError: files or directories do not exist.
     """
+    if not os.path.isdir(directory):
+        raise UserError(f"--input={directory} is not a directory")
     xml_dir = os.path.join(directory, "Annotations")
     xml_dir = xml_dir if os.path.isdir(xml_dir) else directory
     images_dir = images_dir or _default_images_dir(directory, xml_dir)
@@ -114,7 +116,7 @@ def read_voc(
 
 def _default_images_dir(directory: str, xml_dir: str) -> str:
     images_dir = os.path.join(directory, "JPEGImages")
-    if xml_dir != directory or os.path.exists(images_dir) or not os.path.isdir(directory):
+    if xml_dir != directory or os.path.exists(images_dir):
         return images_dir
     has_images = any(name.lower().endswith(IMAGE_SUFFIXES) for name in os.listdir(directory))
     return directory if has_images else images_dir

@@ -46,6 +46,7 @@ def test_voc_xml_files_beside_their_images_need_no_directory_of_images(tmp_path)
     assert (annotations.file_names, str(images_dir)) == (["a.jpg"], str(tmp_path))
     (tmp_path / "a.jpg").unlink()
     assert "JPEGImages is not a directory: give the images' directory as --images=DIR" in user_error(tmp_path)
+    assert user_error(tmp_path / "b") == f"--input={tmp_path}/b is not a directory"
 
 
 # --- boxes and classes ---
