@@ -345,7 +345,7 @@ REFUSED = [
     ("coco", "coco", {"input": "gone"}, "--from=coco --to=coco: there is nothing to convert"),
     ("coco", "tfrecord", {}, "set is in another format: it is a directory of YOLO's labels: run tools/con"),
     ("coco", "tfrecord", {"input": "gone"}, "--from=coco needs --images=DIR"),
-    ("voc", "coco", {"input": "."}, "images' directory as --images=DIR"),
+    ("voc", "coco", {"input": "gone"}, "--input=gone is not a directory"),
     ("voc", "coco", {"input": "set/images", "images": "."}, "contains no xml file"),
     ("tfrecord", "coco", {"input": "gone*"}, "no file matches"),
     ("tfrecord", "webdataset", {"input": "gone/*", "output": "new/x"}, "no file matches"),
