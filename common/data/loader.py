@@ -50,9 +50,9 @@ class BaseLoader:
         num_threads: number of CPU threads.
         prefetch: number of batches that are loaded ahead.
         device_id: the GPU that gets the batches, as CUDA and DALI number it. None: batches are on the CPU.
-        hw_decoder_load: option of DALI on a GPU, see dali_ops.Decoder; so are the next two.
-        fancy_upsampling: the same.
-        roi_decoding: the same.
+        hw_decoder_load: on a GPU, see dali_ops.Decoder.
+        fancy_upsampling: on a GPU, see dali_ops.Decoder.
+        roi_decoding: on a GPU, see dali_ops.Decoder.
         num_classes: number of classes of synthetic data.
         checkpointing: lets tf.train.Checkpoint save `iterator()`; has no effect on a GPU.
         seed: sets the order of the images, equal for all shards, and the augmentation, different for each.

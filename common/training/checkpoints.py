@@ -128,8 +128,9 @@ class Checkpoints:
         # `_shared` saves the statistics of the first replica of rank 0. All other replicas save theirs here.
         statistics = moving_statistics(model)
         statistics += ema.averages_of(statistics)
+        of_replicas = [getattr(each, "values", (each,)) for each in statistics]  # of a mirrored variable
         first = 0 if ranks.rank else 1
-        self._statistics = [v for s in statistics for v in getattr(s, "values", (s,))[first:]]
+        self._statistics = [value for values in of_replicas for value in values[first:]]
         with ranks.raise_on_any_rank():
             if directory is not None:
                 self._directory = pathlib.Path(directory, "checkpoints")
