@@ -374,6 +374,28 @@ def write_voc(directory):
     return directory
 
 
+def write_labelimg_xml(directory):
+    """HumanSignal/labelImg libs/labelFile.py and libs/pascal_voc_io.py: 1 in place of 0."""
+    write_images(directory)
+    for name, label, box in OBJECTS:
+        x1, y1, x2, y2 = (max(edge, 1) for edge in box)
+        sides = f"<xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax>"
+        text = f"<annotation>\n\t<folder>x</folder>\n\t<filename>{name}</filename>\n"
+        text += f"\t<path>/home/me/x/{name}</path>\n\t<object>\n\t\t<name>{label}</name>\n"
+        text += f"\t\t<bndbox>{sides}</bndbox>\n\t</object>\n</annotation>\n"
+        write_file(directory, name.replace("png", "xml"), text)
+    return directory
+
+
+def write_labelimg_txt(directory):
+    """HumanSignal/labelImg libs/yolo_io.py, YOLOWriter.save."""
+    write_images(directory)
+    write_file(directory, "a.txt", "0 0.162500 0.400000 0.175000 0.400000\n")
+    write_file(directory, "b.txt", "1 0.250000 0.500000 0.500000 0.500000\n")
+    write_file(directory, "classes.txt", "cat\ndog\n")
+    return directory
+
+
 def write_yolo_yaml(directory):
     write_images(directory, "images/train/")
     write_file(directory, "labels/train/a.txt", "0 0.1625 0.4 0.175 0.4\n")

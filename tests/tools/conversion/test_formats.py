@@ -20,6 +20,7 @@ PAGE = (ROOT / "docs" / "data.md").read_text()
 TABLE = PAGE.split("## Your format, what to do")[1].split("\n## ")[0]
 ROWS = dict(re.findall(r"^\| ([^|]+) \| (.+) \|$", TABLE, re.MULTILINE)[1:])
 BOXES = [[3, 4, 7, 8], [0, 5, 20, 10]]
+OTHER_BOXES = {"labelImg's xml": [[3, 4, 7, 8], [1, 5, 19, 10]]}
 
 
 def write_own_csv(directory):
@@ -43,6 +44,8 @@ def write_cvat_video(directory):
 
 # Rows that name a command -> the function that writes the data set.
 COMMANDS = {
+    "labelImg's xml": exports.write_labelimg_xml,
+    "labelImg's txt": exports.write_labelimg_txt,
     "Pascal VOC (xml)": exports.write_voc,
     "YOLO (txt)": write_yolo_directory,
     "YOLO's data.yaml": exports.write_yolo_yaml,
@@ -85,12 +88,14 @@ def test_command_of_the_table_of_formats_converts_boxes_and_names(tmp_path, name
         options["images"] = tmp_path
     if "--names" in ROWS[name]:
         options["names"] = tmp_path / re.search(r"--names=([\w.-]+)", ROWS[name])[1]
-    if source == "yolo" and path == tmp_path:
+    if "--voc_pixels=zero_based" in ROWS[name]:
+        options["voc_pixels"] = "zero_based"
+    if source == "yolo" and (tmp_path / "data.yaml").exists() and path == tmp_path:
         (tmp_path / "data.yaml").replace(tmp_path / "names.yaml")
         options |= {"split": "train", "names": tmp_path / "names.yaml"}
     _, images_dir = convert(source, "coco", options_of(**options))
     annotations = load_coco(tmp_path / "out.json", images_dir)
-    assert annotations.boxes_ltwh_px.tolist() == BOXES
+    assert annotations.boxes_ltwh_px.tolist() == OTHER_BOXES.get(name, BOXES)
     ids = dict(zip(annotations.label_map.category_ids, annotations.label_map.names, strict=True))
     assert [ids[category_id] for category_id in annotations.category_ids.tolist()] == ["cat", "dog"]
 
