@@ -80,7 +80,13 @@ def test_two_horovod_ranks_train_like_one_process_with_twice_the_batch(horovod_r
     assert_same_training(horovod_run, single_run)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
+# Both apps call the same functions of common/distributed, so each strategy trains one of them.
+@pytest.mark.parametrize(
+    ("app", "strategy"),
+    [("efficientdet", "mirrored"), ("yolov4", "multi_worker")],
+    indirect=["app"],
+    scope="module",
+)
 def test_two_tf_distribute_replicas_train_like_one_process_with_twice_the_batch(
     app, flags, single_run, tmp_path, strategy
 ):
