@@ -81,11 +81,12 @@ $(TRACKERS)/.ready: pyproject.toml | setup
 	  print(*pins, *(pin for pin in p["dependencies"] if pin.startswith("pillow")))')
 	@touch $@
 
+# With --quiet, --strict would let broken links pass.
 docs: $(DOCS)/.ready  ## builds the web site of docs/ in build/site, in another environment without TensorFlow; broken links are errors
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict --site-dir=$(abspath $(SITE))
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --site-dir=$(abspath $(SITE))
 
 docs-serve: $(DOCS)/.ready  ## shows this web site at http://127.0.0.1:8000, and builds it again after each change; Ctrl-C ends it
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs serve
 
 $(DOCS)/.ready: pyproject.toml
 	$(or $(PYTHON),$(wildcard $(RUN)),python3) -m venv $(DOCS)

@@ -1,4 +1,4 @@
-"""Builds the web site of the pages, with the MkDocs that `make docs` installs."""
+"""Builds the web site of the pages by `make docs`."""
 
 import html
 import os
@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"
-MKDOCS = ROOT / ".venv/docs/bin/mkdocs"
+ENVIRONMENT = ROOT / ".venv/docs"
 FOLDERS = ("benchmarks", "common", "docker", "docs", "efficientdet", "examples", "tests", "tools", "yolov4")
 REPOSITORY = "https://example.org/owner/name"
 # File of the repository -> page of the site.
@@ -24,10 +24,11 @@ PAGES |= {f"docs/{path}": str(path) for path in (p.relative_to(DOCS) for p in DO
 
 def build(directory: pathlib.Path, repository: str = REPOSITORY) -> subprocess.CompletedProcess:
     """Builds the site of the project in `directory`, in its folder build/site."""
-    if not MKDOCS.exists():
+    if not (ENVIRONMENT / ".ready").exists():
         pytest.skip("no MkDocs: make docs")
     environment = os.environ | {"REPOSITORY_URL": repository}
-    command = (MKDOCS, "build", "--strict")
+    # A copied pyproject.toml is newer than the environment.
+    command = ("make", "docs", f"DOCS={ENVIRONMENT}", "--old-file=pyproject.toml")
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
 
 
