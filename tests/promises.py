@@ -17,10 +17,15 @@ PROGRAMS = (
 )
 NAMES = (
     "common.anchors.Anchors",
+    "common.box_encoder.EncodedBoxes",
     "common.box_encoder.encode_boxes",
     "common.box_encoder.decode_boxes",
+    "common.data.loader.BaseLoader",
+    "common.evaluation.image_detector.ImageDetector",
+    "common.evaluation.image_detector.ImageDetector.__call__",
     "common.readers.coco_reader",
     "common.readers.tfrecord_reader",
+    "common.readers.webdataset_reader",
     "efficientdet.automl_weights.load_automl",
     "efficientdet.detector.load",
     "efficientdet.model.build_model",

@@ -1,6 +1,8 @@
 import pathlib
+import re
 
 from tests import promises
+from tests.conftest import ROOT
 
 FILE = pathlib.Path(__file__).with_name("promises.txt")
 
@@ -19,3 +21,11 @@ def test_order_of_positional_parameters_of_python_names_stays():
     for name in promises.NAMES:
         parameters = [parameter for other, parameter in earlier if other == name]
         assert promises.parameters_of(name)[: len(parameters)] == parameters, name
+
+
+def test_every_name_of_the_page_of_python_names_is_a_promise():
+    shown = re.findall(r"^::: (\S+)", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    promised = {name.rpartition(".")[2] for name in promises.NAMES}
+    assert len(shown) > 15
+    promised |= {"readers", "UserError"}  # the module of coco_reader; an exception has no parameters
+    assert not [name for name in shown if name.rpartition(".")[2] not in promised]

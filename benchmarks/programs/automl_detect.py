@@ -16,12 +16,11 @@ import coco_metric
 
 
 def write(metric, log_level=None):
-    columns = (
-        np.array(metric.detections).astype(float)
-    ).tolist()  # image, left, top, width, height, score, class
+    # image, left, top, width, height, score, class
+    rows = np.array(metric.detections).astype(float).tolist()
     results = [
         {"image_id": int(row[0]), "category_id": int(row[6]), "bbox": row[1:5], "score": row[5]}
-        for row in columns
+        for row in rows
     ]
     pathlib.Path(os.environ["OUTPUT"]).write_text(json.dumps(results))
     return np.full(len(metric.metric_names), -1.0)

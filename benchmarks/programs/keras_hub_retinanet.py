@@ -82,9 +82,8 @@ model.prediction_decoder = keras_hub.layers.NonMaxSuppression(
     "xyxy", from_logits=True, iou_threshold=0.5, confidence_threshold=0.001, max_detections=100
 )
 infos, images, _ = read("val2017")
-one_by_one = tf.data.Dataset.from_tensor_slices(images).batch(
-    1, drop_remainder=True
-)  # its NMS wants a known batch
+# Its NMS wants a known batch.
+one_by_one = tf.data.Dataset.from_tensor_slices(images).batch(1, drop_remainder=True)
 found = model.predict(one_by_one, verbose=2)
 results = []
 for i, info in enumerate(infos):

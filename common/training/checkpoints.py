@@ -66,7 +66,7 @@ class RunState:
     def choose_shuffle(self, flag: str | None) -> str:
         """Returns the value of --shuffle, or by default the one that the run has used, or else "global"."""
         if self.loader_options:
-            self.loader_options.setdefault("shuffle", "buffer")  # runs of version 0.1.0 know no other order
+            self.loader_options.setdefault("shuffle", "buffer")  # of runs that are older than the flag
         return flag or self.loader_options.get("shuffle", SHUFFLES[0])
 
     @classmethod
