@@ -6,6 +6,11 @@ set -euo pipefail
 
 source=$1
 sed -i '/xla_mpi_ops\.cc/d' "$source/horovod/tensorflow/CMakeLists.txt"
+# g++ 14 (Debian 13) refuses three files: two lack a header, one assigns a constant.
+sed -i 's/^#include <string>$/#include <stdexcept>\n&/' "$source/horovod/common/common.h"
+sed -i 's/^#include <unordered_map>$/#include <string>\n&/' "$source/horovod/common/group_table.h"
+sed -i 's/const size_type count_;/size_type count_;/' \
+  "$source/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
 # This TensorFlow has platform_specific_handle() instead of AsGpuStreamValue().
 sed -i -e 's/^GpuStreamHandle AsGpuStreamValue/static &/' \
   -e '/^#undef LOG/a\

@@ -289,9 +289,7 @@ if __name__ == "__main__":
         fields |= {} if data else draw_synthetic(SCRATCH.name)
         pipeline = make_pipeline(Config(**fields, batch_size=8))
         images, _, boxes, classes, *_ = (np.asarray(node.as_tensor()) for node in pipeline.run())
-        pictures = [
-            Image.fromarray(x) for x in np.clip(images * STDDEV + MEAN + 0.5, 0, 255).astype(np.uint8)
-        ]
+        pictures = [*map(Image.fromarray, np.clip(images * STDDEV + MEAN + 0.5, 0, 255).astype(np.uint8))]
         for i, j in np.argwhere(classes >= 0):
             box, color = boxes[i, j] * (pictures[i].size * 2), f"hsl({67 * classes[i, j] % 360}, 100%, 50%)"
             ImageDraw.Draw(pictures[i]).rectangle(box.tolist(), outline=color, width=2)
