@@ -62,9 +62,7 @@ def num_epochs(
     return max(round(steps / steps_per_epoch), 1)
 
 
-def make_schedule(
-    config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int, accumulate_steps: int = 1
-) -> Warmup:
+def make_schedule(config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int) -> Warmup:
     """Returns the recipe's schedule, with rates scaled linearly to `effective_batch` images per update.
 
     A step of the schedule is one batch, even with gradient accumulation.
@@ -72,7 +70,7 @@ def make_schedule(
     scale = effective_batch / config.reference_batch
     peak = config.learning_rate * scale
     start = min(config.warmup_learning_rate * scale, peak)
-    total_steps = num_epochs(config, effective_batch, steps_per_epoch, accumulate_steps) * steps_per_epoch
+    total_steps = num_epochs(config, effective_batch, steps_per_epoch) * steps_per_epoch
     warmup_steps = config.warmup_epochs * steps_per_epoch
     if config.warmup_iterations:
         warmup_steps = total_steps * config.warmup_iterations / config.iterations

@@ -41,7 +41,7 @@ def odtk_rate(iteration: int) -> float:
 def test_retinanet_schedule_has_odtks_rates_scaled_to_the_batch(batch, accumulate):
     steps_per_epoch = 1000 * 16 * accumulate // batch
     assert num_epochs(RETINANET, batch, steps_per_epoch, accumulate) == 90
-    schedule = make_schedule(RETINANET, batch, steps_per_epoch, accumulate)
+    schedule = make_schedule(dataclasses.replace(RETINANET, epochs=90), batch, steps_per_epoch)
     for iteration in (0, 500, 1004, 59_996, 60_000, 79_996, 80_000, 89_996):
         step = iteration * 16 * accumulate // batch
         assert float(schedule(step)) == pytest.approx(odtk_rate(iteration) * batch / 16, rel=1e-5), iteration

@@ -96,7 +96,7 @@ def test_object_is_written_read_in_parts_copied_and_removed_like_a_file(tmp_path
         assert not storage.is_file(path)
 
 
-def test_version_of_an_object_changes_with_its_content_only(tmp_path, bucket):
+def test_version_of_an_object_in_a_bucket_changes_with_its_content_only(tmp_path, bucket):
     path, versions = f"{bucket}/object", []
     for content in ("one", "one", "two"):
         (tmp_path / "file").write_text(content)

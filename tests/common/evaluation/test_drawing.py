@@ -102,7 +102,7 @@ def test_drawn_class_label_shows_line_feeds_as_blanks_and_a_missing_name_as_a_nu
     np.testing.assert_array_equal(draw_box(box, index, names), draw_box(box, index, shown))
 
 
-def test_box_of_a_class_with_an_empty_name_has_no_label(monkeypatch):
+def test_box_of_a_class_with_an_empty_name_is_drawn_without_a_caption(monkeypatch):
     box = [30, 50, 90, 90]
     picture = draw_box(box, 0, [""])
     monkeypatch.setattr(drawing, "caption", lambda *_: Image.new("RGB", (0, 0)))

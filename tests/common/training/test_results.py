@@ -57,7 +57,9 @@ def undrawable(*args, **options):
     raise ValueError("no picture")
 
 
-def test_pictures_that_cannot_be_drawn_lose_no_other_file(tmp_path, monkeypatch, capfd):
+def test_pictures_of_a_run_that_cannot_be_drawn_give_warnings_and_its_other_files_are_written(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.setattr(results.drawing, "loss_curves", undrawable)
     monkeypatch.setattr(results.drawing, "pr_curves", undrawable)
     log = make_results(tmp_path)

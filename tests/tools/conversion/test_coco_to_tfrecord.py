@@ -104,7 +104,7 @@ def test_crowd_without_area_that_a_record_does_not_have_is_reported(data, tmp_pa
     assert any("annotation 999 " in offender for offender in issues["box-empty"].offenders)
 
 
-def test_seed_shuffles_the_records_and_the_number_of_workers_does_not_change_them(drawn, tmp_path):
+def test_order_of_converted_tfrecords_depends_on_the_seed_and_not_on_the_number_of_workers(drawn, tmp_path):
     orders = [[image["id"] for image in json.loads((drawn / "instances.json").read_text())["images"]]]
     cases = {"a": {"num_workers": 1}, "b": {"seed": 0, "num_workers": 7}, "c": {"seed": 1}}
     for name, options in cases.items():

@@ -168,7 +168,7 @@ LONG = (
 )
 
 
-def test_recognition_of_long_files_takes_less_than_a_second():
+def test_recognising_the_label_format_of_a_long_file_takes_less_than_a_second():
     """No expression repeats its search for each byte: each of these heads would take minutes."""
     for text in (
         b'[{"annotations": [{',

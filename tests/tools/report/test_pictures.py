@@ -54,7 +54,7 @@ def test_data_report_bar_chart_of_yolov4_shows_the_boxes_of_each_anchor():
     assert pictures.draw_figures(describe(truth, {}), report).shape == (720, 1280, 3)
 
 
-def test_data_report_figures_without_judged_anchors_have_three_panels():
+def test_data_report_has_three_figures_if_anchors_cannot_be_rated():
     image = pictures.draw_figures(describe(CASES["90 classes"], {}), "not judged")
     assert (image[360:, 640:] == 255).all()
     assert (image[360:, :640] < 128).any()

@@ -37,7 +37,7 @@ def test_load_coco_of_real_data_gives_the_values_that_pycocotools_reads(name, re
     assert_is(load_coco(path), truth.dataset)
 
 
-def test_synthetic_coco_data_give_exactly_their_expected_warnings(drawn):
+def test_warnings_about_faulty_coco_data_name_each_kind_of_fault_and_its_number(drawn):
     issues = load_coco(drawn / "instances.json", drawn / "images").issues
     single = ("box-outside", "large-id", "category-order", "crowd", "image-without-boxes")
     assert {issue.kind: issue.count for issue in issues} == dict.fromkeys(single, 1) | {"box-empty": 2}

@@ -354,7 +354,7 @@ def test_bad_images_under_policy_skip_are_left_out_of_index_and_annotations(tmp_
     assert contents(tmp_path) == before
 
 
-def test_image_of_another_size_than_in_its_record_is_refused_under_policy_skip(tmp_path):
+def test_record_whose_image_has_another_size_is_an_error_even_if_bad_images_are_skipped(tmp_path):
     file = write(tmp_path / "a", numbered(7, encoded=png(9, 9)), record())
     assert set(refused(file, policy=SKIP)) >= {"image-size-differs"}
 
