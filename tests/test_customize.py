@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -35,9 +36,11 @@ def copy_project(directory: pathlib.Path) -> pathlib.Path:
 
 def apply_diff(section: str, directory: pathlib.Path) -> None:
     (diff,) = blocks(section, "diff")
-    command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch", "--batch"]
-    result = subprocess.run(command, input=diff, cwd=directory, capture_output=True, text=True)
-    assert result.returncode == 0, f"the diff of {section} no longer applies:\n{result.stdout}"
+    # Inside a repository, git would skip files of other folders without an error.
+    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(directory.parent)}
+    streams = {"input": diff, "capture_output": True, "text": True}
+    result = subprocess.run(["git", "apply"], cwd=directory, env=env, **streams)
+    assert result.returncode == 0, f"the diff of {section} no longer applies:\n{result.stderr}"
 
 
 def lint(directory: pathlib.Path) -> None:

@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import signal
 import sys
 
@@ -133,6 +134,7 @@ def sbatch(
     return launching.Job(["bash", str(script), *arguments], env | variables, cluster)
 
 
+@pytest.mark.skipif(not shutil.which("pkill"), reason="no pkill: install procps")
 def test_sigterm_to_the_slurm_script_stops_its_ranks_and_requeues_the_job(cluster):
     # These flags contain characters that are special in regular expressions.
     flags = [f"--output_dir={cluster}/run", "--freeze=^(a|b)[0-9]+.*$", "--hparams=x={1,2}"]
