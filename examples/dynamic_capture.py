@@ -19,7 +19,6 @@ import argparse
 import collections
 import hashlib
 import pathlib
-import sys
 from collections.abc import Iterator
 
 import dynamic_detection as detection
@@ -150,11 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # As in dynamic_detection.py: in the default mode of DALI 2.4, some runs aborted at exit.
-    with ndd.EvalMode.sync_cpu:
-        try:
-            main()
-        except (OSError, ValueError) as error:
-            sys.exit(f"error: {error}")
-        except RuntimeError as error:  # DALI raises it
-            sys.exit(f"error: {error}. tools/check_data.py of the repository names bad files.")
+    detection.run(main)

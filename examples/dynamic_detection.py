@@ -374,12 +374,17 @@ def main() -> None:
     print(f"drew {output_dir / 'steps.png'}; saved {stream.save(pattern)}")
 
 
-if __name__ == "__main__":
+def run(program: Callable[[], None]) -> None:
+    """Runs a program of this API, and reports errors in one line."""
     # In the default mode of DALI 2.4, 1 of 10 runs on a CPU aborted at exit.
     with ndd.EvalMode.sync_cpu:
         try:
-            main()
+            program()
         except (OSError, ValueError) as error:
             sys.exit(f"error: {error}")
         except RuntimeError as error:  # DALI raises it
             sys.exit(f"error: {error}. tools/check_data.py of the repository names bad files.")
+
+
+if __name__ == "__main__":
+    run(main)

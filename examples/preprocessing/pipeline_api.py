@@ -105,7 +105,7 @@ def decode_cropped(encoded: DataNode, resize_shorter: int, crop: tuple[int, int]
     low = fn.cast(math.max(start - margin, 0.0), dtype=types.INT32)
     high = fn.cast(math.min(end + margin, size), dtype=types.INT32)
     images = fn.decoders.image_slice(encoded, start=low, end=high, axes=[0, 1])
-    return fn.resize(images, roi_start=start - low, roi_end=end - low, size=crop)  # type: ignore[return-value]
+    return fn.resize(images, roi_start=start - low, roi_end=end - low, size=crop)
 
 
 def augment(images: DataNode, size: tuple[int, int] = (224, 224)) -> DataNode:
