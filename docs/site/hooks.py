@@ -74,6 +74,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _LINK.sub(lambda link: _site_link(link, path, uri, config.repo_url), "\n".join(lines))
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Marks names of flags for style.css. Browsers would break a line after the hyphens of --name."""
+    return re.sub(r"<code>(?=--[^<\s]{1,36}</code>)", '<code class="flag">', html)
+
+
 def _site_link(link: re.Match, path: str, uri: str, repo_url: str | None) -> str:
     """Returns a link of the page `path`, which is `uri` on the site, with the target that it has on the site.
 
