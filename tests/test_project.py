@@ -52,17 +52,30 @@ def test_github_workflow_runs_only_the_ci_script():
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     (job,) = workflow["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
-    assert all("@" in step["uses"] for step in job["steps"] if "uses" in step)
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
 
 
 def test_workflows_of_the_site_run_make_docs_and_publish_only_by_hand():
     for name, triggers in (("docs", {"push", "pull_request"}), ("publish_docs", {"workflow_dispatch"})):
         workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
-        (job,) = workflow["jobs"].values()
-        assert [step["run"] for step in job["steps"] if "run" in step] == ["make docs"]
+        commands = [step["run"] for step in workflow["jobs"]["build"]["steps"] if "run" in step]
+        assert commands == ["make docs"]
         starts = workflow[True]  # YAML 1.1 reads the key "on" as true
         assert set([starts] if isinstance(starts, str) else starts) == triggers
+
+
+def test_job_that_may_publish_the_site_runs_no_command():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/publish_docs.yml").read_text())
+    jobs = {"workflow": workflow, **workflow["jobs"]}
+    writers = [name for name, job in jobs.items() if "write" in job.get("permissions", {}).values()]
+    assert writers == ["deploy"]
+    assert not any("run" in step for step in jobs["deploy"]["steps"])
+
+
+def test_every_action_of_a_workflow_is_pinned_by_the_hash_of_a_commit():
+    for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
+        for line in re.findall(r"uses: (.*)", path.read_text()):
+            assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), (path, line)
 
 
 def test_every_job_of_a_workflow_has_a_time_limit_and_only_the_release_writes():
