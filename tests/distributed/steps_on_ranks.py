@@ -7,6 +7,7 @@ entry for each replica of the rank.
 """
 
 import contextlib
+import itertools
 import os
 import pathlib
 import signal
@@ -24,7 +25,9 @@ from common.distributed.start import start
 from common.errors import UserError
 from common.layers import BatchNormalization, Mish, Swish, moving_statistics
 from common.training import step_guard
+from common.training.checkpoints import RunState
 from common.training.ema import AveragedWeights
+from common.training.input_feed import InputFeed
 from common.training.optimizers import FusedAdam, FusedSGD, apply_if
 from common.training.watchdog import Watchdog
 
@@ -142,6 +145,43 @@ def exit_code_after_sigterm():
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def error_of(function):
+    """Returns type and text of the UserError that the function raises, or None."""
+    try:
+        function()
+    except UserError as error:
+        return type(error).__name__, str(error)
+
+
+class Loader:
+    """A loader of empty batches. Rank 1 cannot open the loader of the second epoch."""
+
+    saveable, source, steps_per_epoch = True, None, 1
+
+    def __init__(self, rank, epoch=0):
+        self._rank, self._epoch = rank, epoch
+
+    def iterator(self):
+        if (self._rank, self._epoch) == (1, 1):
+            raise UserError("image.jpg is gone")
+        return itertools.repeat(())
+
+
+def second_epoch_of(ranks):
+    """Returns the function that opens the loaders of the second epoch."""
+
+    def open_loader(device_index=0, **options):
+        return Loader(ranks.rank, **options)
+
+    state = RunState()
+    feed = InputFeed(
+        ranks, open_loader, lambda epoch: {"epoch": epoch}, state, steps_per_epoch=1, num_epochs=2
+    )
+    feed.begin_epoch()
+    state.epoch = 1
+    return feed.begin_epoch
+
+
 def run_messages(ranks, directory):
     message = {"rank": ranks.rank, "bytes": bytes([ranks.rank]) * (5 + 1_000_003 * ranks.rank)}
     with ranks.scope():
@@ -157,15 +197,13 @@ def run_messages(ranks, directory):
         (directory / f"trace{ranks.rank}").touch()
         return names
 
-    with ranks.raise_on_any_rank():
-        pass
-    error_of_rank = None
-    try:
+    def fail_on_rank_1():
         with ranks.raise_on_any_rank():
             if ranks.rank == 1:
                 raise UserError("--batch_size=0 is none")
-    except UserError as error:
-        error_of_rank = (type(error).__name__, str(error))
+
+    with ranks.raise_on_any_rank():
+        pass
     return {
         "gathered": ranks.gather(message),
         "gathered_texts": ranks.gather({"blue": "\N{WHALE}", "b": [1.5]} if ranks.rank else None),
@@ -174,7 +212,8 @@ def run_messages(ranks, directory):
         "after_broadcast": copies(variables),
         "no_variables": ranks.mean_over_replicas([]),
         "first_on_host": ranks.first_on_host(list_and_add_traces),
-        "error": error_of_rank,
+        "error": error_of(fail_on_rank_1),
+        "opening_error": error_of(second_epoch_of(ranks)),
         "exit_code_after_sigterm": exit_code_after_sigterm(),
         "place": (ranks.rank, ranks.local_rank, ranks.world_size, ranks.num_replicas, *ranks.local_replicas),
         "strategy": ranks.strategy,

@@ -183,6 +183,12 @@ def test_user_error_of_rank_1_is_raised_on_both_ranks(results, strategy):
     assert errors == [("OtherRankError", f"rank 1: {message}"), ("UserError", message)]
 
 
+@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
+def test_loader_that_rank_1_cannot_open_for_the_second_epoch_ends_both_ranks(results, strategy):
+    errors = [tuple(rank["messages"]["opening_error"]) for rank in results(strategy)]
+    assert errors == [("OtherRankError", "rank 1: image.jpg is gone"), ("UserError", "image.jpg is gone")]
+
+
 def test_sigterm_ends_a_worker_of_tf_distribute(results):
     """TensorFlow's preemption notifier would catch SIGTERM."""
     for rank in results("multi_worker"):
