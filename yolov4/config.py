@@ -73,6 +73,8 @@ class YOLOv4Config:
     mosaic_prob: Loader[Share] = 0.5
     # Where a mosaic gets its other three images. batch: from the same batch; fresh: by extra reads
     mosaic_tiles: Loader[Literal["batch", "fresh"]] = "batch"
+    # drop a box if its tile of a mosaic, or CutMix's rectangle, shows less than this share of it (mosaic.py)
+    min_visible: Loader[Share] = 0.0
     close_mosaic: Loader[CountOrZero] = 0  # number of last epochs without mosaic, MixUp and CutMix
     mixup_prob: Loader[Share] = 0.0
     cutmix_prob: Loader[Share] = 0.0

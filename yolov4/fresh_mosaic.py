@@ -20,7 +20,7 @@ from common.dali_ops import Decoder, int32
 from yolov4.augmentations import augment_pixels
 from yolov4.config import FILL, YOLOv4Config
 from yolov4.crops import CropResize, source_sizes, training_crop
-from yolov4.mosaic import IS_FIRST, TILES, Objects, random_cut, tile_starts
+from yolov4.mosaic import IS_FIRST, TILES, Objects, hide_slivers, random_cut, tile_starts
 
 _STRIPS = 8  # divides the height of every network input, which is a multiple of 32
 
@@ -97,8 +97,9 @@ def make(
     for number, example in enumerate(examples):
         crop_low, crop_high, scale, shift, tile_low, tile_high = (tiles.boxes[i, :, number] for i in range(6))
         boxes = dali_math.clamp(example.boxes, crop_low, crop_high)
-        boxes = fn.bb_flip(boxes, horizontal=coins[number], ltrb=True)
-        boxes_px.append(dali_math.clamp(boxes * scale + shift, tile_low, tile_high))
+        moved_px = fn.bb_flip(boxes, horizontal=coins[number], ltrb=True) * scale + shift
+        clipped_px = dali_math.clamp(moved_px, tile_low, tile_high)
+        boxes_px.append(hide_slivers(moved_px, clipped_px, config.min_visible))
     objects = Objects(fn.cat(*boxes_px), fn.cat(*(example.labels for example in examples)))
     padded = bool(config.jitter or config.letterbox)
     return _paste(images, tiles, image_size, FILL / 255 if padded else None), objects, chosen

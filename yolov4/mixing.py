@@ -57,7 +57,7 @@ def mix(
         chosen = fn.random.coin_flip(probability=config.cutmix_prob) * free
         groups.append(random_rectangle(sources[1], chosen, image_size))
 
-    parts = [part for group in groups for part in objects_of(objects, group)]
+    parts = [part for group in groups for part in objects_of(objects, group, config.min_visible)]
     canvases, images = images, paste(images, groups)
     if config.cutmix_prob:
         parts[0] = hide_covered(parts[0], groups[-1])
@@ -106,10 +106,10 @@ def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
     )
 
 
-def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
+def objects_of(canvas: Objects, pieces: Pieces, min_visible: float = 0.0) -> list[Objects]:
     """Returns the objects of each piece: the boxes of its canvas, clipped to the piece and moved with it.
 
-    Boxes outside their piece get no area.
+    Boxes outside their piece get no area, also those of which the piece shows less than `min_visible`.
     """
     # A piece with `count` 0 gets no area. Absent tiles of a mosaic already have none.
     sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
@@ -121,6 +121,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
     for row, source in enumerate(pieces.sources):
         boxes_px, labels = (fn.permute_batch(node, indices=source) for node in canvas)
         clipped_px = dali_math.clamp(boxes_px, starts[row], ends[row])
+        clipped_px = mosaic.hide_slivers(boxes_px, clipped_px, min_visible)
         result.append(Objects(clipped_px + shifts[row], labels))
     return result
 

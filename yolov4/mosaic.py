@@ -34,6 +34,11 @@ So a tile shows padding only if the image is smaller than the tile.
 Boxes move with their tile and are clipped to the tile. Darknet clips them only to the whole image, unless
 mosaic_bound=1. Darknet also reads four new images for each mosaic. It draws once per batch: all images of a
 batch become mosaics, or none.
+
+A box stays if both sides are at least min_box_size. Darknet has the same rule, with one pixel (src/data.c
+lines 1020 to 1024, commit 59596d7). So the edge of a bus still counts as a bus. min_visible also drops a box
+if the tile shows less than this share of it. ultralytics/yolov5 drops shares up to 0.1
+(utils/augmentations.py, box_candidates: area_thr).
 """
 
 import dataclasses
@@ -70,6 +75,14 @@ class Pieces:
     sizes: DataNode  # (R, 2): height, width; above 0 if the piece is present
     targets: DataNode  # (R, 2): top, left in the new image
     count: DataNode | int  # ()
+
+
+def hide_slivers(boxes_px: DataNode, clipped_px: DataNode, min_visible: float) -> DataNode:
+    """Sets a clipped box (N, 4) to 0 if its area is below `min_visible` times the area of the whole box."""
+    if not min_visible:
+        return clipped_px
+    stays = fn.cast(_area(clipped_px) >= min_visible * _area(boxes_px), dtype=types.FLOAT)
+    return clipped_px * fn.expand_dims(stays, axes=[1])
 
 
 def random_cut(image_size: DataNode) -> DataNode:
@@ -120,3 +133,7 @@ def tile_starts(
     first_start = rest - dali_math.min(rest, after)
     second_start = dali_math.min(cut, before)
     return second_start + is_first * (first_start - second_start)
+
+
+def _area(boxes_px: DataNode) -> DataNode:
+    return (boxes_px[:, 2] - boxes_px[:, 0]) * (boxes_px[:, 3] - boxes_px[:, 1])

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from common import boxes as box_ops
 from common.data.tf_readers import Random, xyxy
 from yolov4.mosaic import IS_FIRST, MIN_OFFSET, TILES
 
@@ -28,7 +29,9 @@ class Mixed(NamedTuple):
     labels: tf.Tensor  # int32 (M,)
 
 
-def mix(canvases: Canvases, mosaic_prob: float, random: Random) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def mix(
+    canvases: Canvases, mosaic_prob: float, random: Random, min_visible: float = 0.0
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Replaces each sample by a mosaic with probability `mosaic_prob`.
 
     Returns:
@@ -44,7 +47,7 @@ def mix(canvases: Canvases, mosaic_prob: float, random: Random) -> tuple[tf.Tens
     def make(index: tf.Tensor) -> Mixed:
         mixed = tf.cond(
             is_mosaic[index],
-            lambda: mosaic(canvases, tiles[:, index], cuts[index]),
+            lambda: mosaic(canvases, tiles[:, index], cuts[index], min_visible),
             lambda: Mixed(canvases.images[index], canvases.boxes_px[index], canvases.labels[index]),
         )
         padding = [[0, TILES * num_boxes - tf.shape(mixed.labels)[0]]]
@@ -74,12 +77,13 @@ def random_cuts(batch_size: int, size: tf.Tensor, random: Random) -> tf.Tensor:
     return tf.cast(tf.round(shares * tf.cast(size, tf.float32)), tf.int32)
 
 
-def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
+def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor, min_visible: float = 0.0) -> Mixed:
     """Makes a mosaic of parts of four canvases (Darknet src/data.c, load_data_detection, blend_truth_mosaic).
 
     Args:
         tiles: int32 (4,), canvas of each quarter: top left, top right, bottom left, bottom right.
         cut: int32 (2,), row and column of the cut point.
+        min_visible: a box loses its area if its tile shows less than this share of it.
     """
     size = tf.shape(canvases.images)[1:3]
     pieces, boxes_px = [], []
@@ -93,7 +97,9 @@ def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
         (top, left), (bottom, right) = tf.unstack(starts), tf.unstack(starts + lengths)
         pieces.append(canvases.images[tiles[i], top:bottom, left:right])
         moved_px = canvases.boxes_px[tiles[i]] + xyxy(targets - starts)
-        boxes_px.append(tf.clip_by_value(moved_px, xyxy(targets), xyxy(targets + lengths)))
+        clipped_px = tf.clip_by_value(moved_px, xyxy(targets), xyxy(targets + lengths))
+        stays = box_ops.area(clipped_px) >= min_visible * box_ops.area(moved_px)
+        boxes_px.append(tf.where(stays[:, tf.newaxis], clipped_px, 0.0))
     upper, lower = tf.concat(pieces[:2], 1), tf.concat(pieces[2:], 1)
     labels = tf.reshape(tf.gather(canvases.labels, tiles), [-1])
     return Mixed(tf.concat([upper, lower], 0), tf.concat(boxes_px, 0), labels)

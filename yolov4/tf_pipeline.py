@@ -28,7 +28,7 @@ from yolov4.crops import CropResize
 
 # The loader fields that this pipeline supports.
 FIELDS = {"antialias", "letterbox", "jitter", "flip_prob", "hue", "saturation", "exposure", "mosaic_prob"}
-FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
+FIELDS |= {"min_visible", "close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 
 # --- 1. input size and crop ---
 # In this file, image_size and the fields of a CropResize are int32 tensors.
@@ -206,7 +206,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         if mosaic_prob:
             random = Random(index, self.seed, self.shard_id, 3)
             canvases = tf_mosaic.Canvases(images, boxes_px, labels, batch["places"])
-            images, boxes_px, labels = tf_mosaic.mix(canvases, mosaic_prob, random)
+            images, boxes_px, labels = tf_mosaic.mix(canvases, mosaic_prob, random, self.config.min_visible)
         image_size = self._input_size(index)
         selected = tf.map_fn(
             lambda sample: finish_boxes(sample[0], sample[1], image_size, self.config),

@@ -25,7 +25,17 @@ def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_a
     return first, last - first, place_first, place_last - place_first
 
 
-def darknet_mosaic(canvases, sources, cut_y, cut_x):
+def area(boxes):
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def clip_visible(boxes, low, high, min_visible):
+    """Clips boxes; a box of which less than `min_visible` is left becomes 0, which Darknet does not do."""
+    clipped = np.clip(boxes, low, high)
+    return clipped * (area(clipped) >= min_visible * area(boxes))[:, np.newaxis]
+
+
+def darknet_mosaic(canvases, sources, cut_y, cut_x, min_visible=0.0):
     """Like Darknet's load_data_detection, but clips boxes; returns (image, boxes, labels)."""
     height, width = canvases[0][0].shape[:2]
     out = np.zeros_like(canvases[0][0])
@@ -44,7 +54,7 @@ def darknet_mosaic(canvases, sources, cut_y, cut_x):
             out[y, columns] = image[y + dy, columns + dx]
         low = np.array([columns[0], rows[0], columns[0], rows[0]])
         high = np.array([columns[-1], rows[-1], columns[-1], rows[-1]]) + 1
-        all_boxes.append(np.clip(boxes - [dx, dy, dx, dy], low, high))
+        all_boxes.append(clip_visible(boxes - [dx, dy, dx, dy], low, high, min_visible))
         all_labels.append(labels)
     return out, np.concatenate(all_boxes), np.concatenate(all_labels)
 

@@ -12,7 +12,7 @@ from tests.oracle import numpy_boxes, numpy_images
 from tests.oracle.fuzzed import Annotated
 from tests.oracle.numpy_images import nearest
 from tests.oracle.watched import BATCH, Batch, Draws, run_epoch
-from tests.yolov4.darknet_rules import darknet_axis, darknet_mosaic
+from tests.yolov4.darknet_rules import clip_visible, darknet_axis, darknet_mosaic
 from tests.yolov4.rectangles import AUGMENTATIONS, INPUT, PLAIN
 from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Pipeline
@@ -25,6 +25,8 @@ TRAININGS = {
     "fresh mosaic": {"mosaic_prob": 0.7, "mosaic_tiles": "fresh", "letterbox": True},
     "MixUp": {"mixup_prob": 0.7},
     "CutMix": {"cutmix_prob": 0.7},
+    "mostly hidden boxes": {"mosaic_prob": 0.5, "cutmix_prob": 0.8, "min_visible": 0.4321},
+    "mostly hidden boxes, fresh mosaic": {"mosaic_prob": 0.7, "mosaic_tiles": "fresh", "min_visible": 0.4321},
     "all": AUGMENTATIONS
     | {"letterbox": True, "multi_scale": 1.4, "min_box_size": 3.0}
     | {"mosaic_prob": 0.4, "mixup_prob": 0.4, "cutmix_prob": 0.6},
@@ -124,11 +126,13 @@ def canvas_of(image: Annotated, window, place, config, image_size, color=None, f
     return Canvas(pixels, boxes_px, image.classes, place, source)
 
 
-def mosaic(canvases: list[Canvas], numbers, cut_shares, image_size: tuple[int, int]) -> Canvas:
+def mosaic(config, canvases: list[Canvas], numbers, cut_shares, image_size: tuple[int, int]) -> Canvas:
     """Cuts are rounded to whole pixels."""
     cut = [nearest(share * side) for share, side in zip(cut_shares, image_size, strict=True)]
     source = f"mosaic cut at {cut} of " + " | ".join(canvases[number].source for number in numbers)
-    return Canvas(*darknet_mosaic(canvases, numbers, *cut), place=(), source=source)
+    return Canvas(
+        *darknet_mosaic(canvases, numbers, *cut, min_visible=config.min_visible), place=(), source=source
+    )
 
 
 def mix(config, canvases, image_size, draws: Draws, is_mosaic: np.ndarray) -> list[Canvas]:
@@ -152,11 +156,11 @@ def mix(config, canvases, image_size, draws: Draws, is_mosaic: np.ndarray) -> li
         if is_mosaic[numbers[0]]:
             mixed.append(first)
         elif mosaics[row]:
-            mixed.append(mosaic(canvases, numbers, cuts[row], image_size))
+            mixed.append(mosaic(config, canvases, numbers, cuts[row], image_size))
         elif mixups[row]:
             mixed.append(mixup(first, second))
         elif cutmixes[row]:
-            mixed.append(cutmix(first, second, shares[row], centers[row]))
+            mixed.append(cutmix(config, first, second, shares[row], centers[row]))
         else:
             mixed.append(first)
     return mixed
@@ -170,7 +174,7 @@ def mixup(first: Canvas, second: Canvas) -> Canvas:
     return Canvas(pixels, boxes_px, classes, (), f"MixUp of {first.source} | {second.source}")
 
 
-def cutmix(first: Canvas, second: Canvas, share: float, center: np.ndarray) -> Canvas:
+def cutmix(config, first: Canvas, second: Canvas, share: float, center: np.ndarray) -> Canvas:
     """CutMix (arXiv 1905.04899): a rectangle of `second`, with `share` of the area, over `first`.
 
     Boxes of `first` of which more than half is covered are dropped. Boxes of `second` are clipped.
@@ -187,7 +191,8 @@ def cutmix(first: Canvas, second: Canvas, share: float, center: np.ndarray) -> C
     covered = np.clip(first.boxes_px, low, high)
     areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (covered, first.boxes_px)]
     stays = areas[0] <= 0.5 * areas[1]
-    boxes_px = np.concatenate([first.boxes_px * stays[:, np.newaxis], np.clip(second.boxes_px, low, high)])
+    pasted_px = clip_visible(second.boxes_px, low, high, config.min_visible)
+    boxes_px = np.concatenate([first.boxes_px * stays[:, np.newaxis], pasted_px])
     source = f"CutMix at {(y0, x0, y1, x1)} of {first.source} | {second.source}"
     return Canvas(pixels, boxes_px, np.concatenate([first.classes, second.classes]), (), source)
 
@@ -219,7 +224,7 @@ def test_yolov4_training_batches_equal_numpy(fuzzed, name):
         tiles = [[fuzzed.images[image_id] for image_id in ids] for ids in batch.other_image_ids]
         view = draw_views(config, [images, *tiles], image_size, batch.draws)
         canvases = [
-            mosaic([view(tile, row) for tile in range(4)], range(4), cuts[row], image_size)
+            mosaic(config, [view(tile, row) for tile in range(4)], range(4), cuts[row], image_size)
             if is_mosaic[row]
             else view(0, row)
             for row in range(BATCH)

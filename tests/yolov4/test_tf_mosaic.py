@@ -50,11 +50,11 @@ def canvases(drawn) -> Canvases:
     ],
     ids=str,
 )
-def test_tf_mosaic_equals_darknet(drawn, canvases, tiles, cut):
-    mixed = Mixed(
-        *(part.numpy() for part in tf_mosaic.mosaic(canvases, tf.constant(tiles), tf.constant(cut)))
-    )
-    image, boxes, labels = darknet_mosaic(drawn, tiles, *cut)
+@pytest.mark.parametrize("min_visible", [0.0, 0.5])
+def test_tf_mosaic_equals_darknet_with_and_without_min_visible(drawn, canvases, tiles, cut, min_visible):
+    mixed = tf_mosaic.mosaic(canvases, tf.constant(tiles), tf.constant(cut), min_visible)
+    mixed = Mixed(*(part.numpy() for part in mixed))
+    image, boxes, labels = darknet_mosaic(drawn, tiles, *cut, min_visible=min_visible)
     real = mixed.labels > 0
     np.testing.assert_array_equal(mixed.image, image)
     np.testing.assert_array_equal(mixed.labels[real], labels)
