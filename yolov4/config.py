@@ -39,6 +39,9 @@ class YOLOv4Config:
     width: Positive = 1.0  # factor on the number of channels
     bn_momentum: ShareBelowOne = 0.99  # as in src/batchnorm_layer.c, forward_batchnorm_layer_gpu
     objectness_bias: float = 0.0  # initial bias of the objectness logits; Darknet's biases all start at 0
+    # Class probabilities start at 1 / number of classes; False: at 0.5, as in Darknet. ultralytics/yolov5
+    # (models/yolo.py, _initialize_biases) has about 0.6 / number of classes.
+    class_prior: bool = False
 
     # --- heads: one row of masks and one scale_xy per head, finest stride first ---
     anchors: tuple[float, ...] = ()  # width, height, width, height, ... in pixels of the network input

@@ -8,6 +8,7 @@ network.py lists the layers. Layer names show the part of the network and Darkne
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,6 +118,9 @@ def _convolution(
 def _head_bias(outputs: int, config: YOLOv4Config) -> keras.initializers.Initializer:
     biases = np.zeros((config.anchors_per_location, outputs // config.anchors_per_location))
     biases[:, 4] = config.objectness_bias
+    num_classes = biases.shape[1] - 5
+    if config.class_prior and num_classes > 1:
+        biases[:, 5:] = -math.log(num_classes - 1)  # the sigmoid of this is 1 / num_classes
     return keras.initializers.Constant(biases.ravel().tolist())
 
 

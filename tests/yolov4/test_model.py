@@ -156,6 +156,15 @@ def test_initial_batch_norms_and_biases_equal_darknet():
     np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)
 
 
+def test_class_prior_starts_class_probabilities_at_one_over_their_number():
+    for num_classes, expected in ((1, 0.5), (2, 0.5), (4, 0.25), (80, 1 / 80)):
+        config = dataclasses.replace(NANO, class_prior=True)
+        model = build_model("yolov4-nano", num_classes, (64, 64), config=config)
+        for head in model(np.zeros((1, 64, 64, 3), np.float32)):
+            np.testing.assert_allclose(tf.sigmoid(head[..., 5:]), expected, rtol=1e-6)
+            np.testing.assert_allclose(head[..., 4], NANO.objectness_bias)
+
+
 def test_mixed_precision_model_has_float32_outputs_and_variables():
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
