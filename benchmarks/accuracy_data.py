@@ -25,7 +25,7 @@ from common import args as shared_flags
 from common import errors
 from common.args import flag
 from common.data.annotations import Annotations
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from common.data.labels import LabelMap
 from common.errors import UserError
 from common.files import make_output_directory, user_errors

@@ -58,7 +58,7 @@ if __name__ == "__main__":  # check the flags first, because the imports below t
 import tensorflow as tf
 
 from common.data.check import loader_errors
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from common.data.sources import ImageListSource
 from common.evaluation import coco_metrics
 from common.evaluation.inference import InferenceJob

@@ -164,7 +164,7 @@ def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
     """Writes `drawn` as three TFRecord files, and returns the prefix of their paths."""
 
     def write(directory: pathlib.Path) -> None:
-        from common.data.check.coco import load_coco
+        from common.data.coco import load_coco
         from tests.common.record_writing import write_tfrecords
 
         directory.mkdir()

@@ -3,7 +3,7 @@
 import json
 
 from benchmarks.large_coco import LargeArgs, draw
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 
 
 def drawn(directory, **options) -> bytes:

@@ -35,8 +35,9 @@ from common.args import ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.images import files_to_check, inspect_files
 from common.data.check.issues import DataError
+from common.data.coco import CocoSource
 from common.data.open import DataFlags, open_pair
-from common.data.sources import CocoSource, Source
+from common.data.sources import Source
 from common.errors import UserError
 from common.progress import import_tensorflow, log
 from efficientdet import config as efficientdet

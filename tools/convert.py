@@ -57,7 +57,7 @@ from common.args import ImagePolicy, flag
 from common.data import storage
 from common.data.annotations import Annotations
 from common.data.check import recognition
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from common.data.open import log_issues, open_file_pattern
 from common.errors import UserError
 from common.files import TEMPORARY

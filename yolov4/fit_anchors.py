@@ -20,7 +20,7 @@ from absl import flags
 from common import args as shared_flags
 from common import errors, hparams
 from common.data.annotations import Annotations
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from common.data.open import log_issues
 from common.letterbox import fit
 from yolov4 import anchor_fit

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from common.args import IMAGE_SUFFIXES, Args, EvalArgs, ImagePolicy
-from common.data.check.coco import load_coco
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import add_fault, inspect_files
 from common.data.check.issues import DataError, Issue, Issues
 from common.data.check.repeated_images import report_shared_images
+from common.data.coco import CocoSource, load_coco
 from common.data.image_files import Tree, is_hidden, list_tree
 from common.data.labels import LabelMap, is_text
 from common.data.sharding import check_shards
-from common.data.sources import CocoSource, Data, ImageListSource, Source
+from common.data.sources import Data, ImageListSource, Source
 from common.data.storage import refuse_remote
 from common.errors import UserError
 from common.files import user_errors

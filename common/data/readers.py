@@ -60,7 +60,7 @@ def coco_reader(
     seed: int = 0,
     name: str = "reader",
 ) -> Nodes:
-    """Reads image files with the annotations of `check.coco.load_coco`, inside a DALI graph.
+    """Reads image files with the annotations of `coco.load_coco`, inside a DALI graph.
 
     DALI reads arrays made from the checked annotations. They are kept in the user's cache directory.
 

@@ -2,7 +2,6 @@
 
 import abc
 import functools
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,24 +89,6 @@ class Source(abc.ABC):
                 See readers.py.
             options: shard_id, num_shards, seed, shuffle and name. The name must be unique in the graph.
         """
-
-
-class CocoSource(Source):
-    """A directory of images, and a COCO json with file names relative to it."""
-
-    name = "coco"
-
-    def __init__(self, images_dir: str, annotations: Annotations) -> None:
-        self.images_dir, self.annotations = images_dir, annotations
-
-    @functools.cached_property
-    def files(self) -> Sequence[str]:  # type: ignore[override]
-        return [os.path.join(self.images_dir, name) for name in self.annotations.file_names]
-
-    def read(self, *, training: bool, shuffle: str = "global", **options: Any) -> "Nodes":
-        from common.data import readers  # check_data.py needs no DALI
-
-        return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
 
 class ImageListSource(Source):

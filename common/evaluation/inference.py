@@ -11,7 +11,7 @@ import numpy as np
 
 from common.args import VIDEO_SUFFIXES, ImagePolicy, InferArgs
 from common.data.annotations import IMAGE_INFO, records
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from common.data.labels import LabelMap
 from common.data.open import log_issues, open_images
 from common.data.sources import ImageListSource, Source

@@ -22,9 +22,9 @@ import tensorflow as tf
 from common.args import IMAGE_SUFFIXES
 from common.data import tfrecord
 from common.data.check import images as image_checks
-from common.data.check.coco import load_coco
 from common.data.check.image_headers import ImageFacts
 from common.data.check.issues import KINDS, Issues
+from common.data.coco import load_coco
 from common.data.image_files import list_tree
 from common.data.open import log_issues
 from common.data.readers import clean_json

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from tests.apps.conftest import slow_for
 from tests.common.record_writing import write_tfrecords
 

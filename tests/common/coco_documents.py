@@ -10,9 +10,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common.data.check.coco import load_coco
 from common.data.check.images import ImagePolicy
 from common.data.check.issues import DataError
+from common.data.coco import load_coco
 
 SMALL = {
     "info": {"year": 2017},

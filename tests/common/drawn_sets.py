@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 import PIL.Image
 
+from common.data.coco import CocoSource
 from common.data.open import open_source
-from common.data.sources import CocoSource
 
 GREY = (90, 110, 100)
 

@@ -9,8 +9,9 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
+from common.data.coco import CocoSource
 from common.data.open import open_coco, open_tfrecords, open_webdataset
-from common.data.sources import CocoSource, ImageListSource
+from common.data.sources import ImageListSource
 from common.data.tf_readers import Random
 from tests.common.record_writing import png, write_tfrecords
 from tests.common.shard_writing import write_shards

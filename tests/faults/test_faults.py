@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from common.data.check.coco import load_coco
 from common.data.check.images import ImagePolicy
 from common.data.check.issues import KINDS, DataError, Issues, Severity
+from common.data.coco import load_coco
 from common.data.open import DataFlags, check_sizes, open_pair, open_source
 from tests.faults.data_set import CATEGORIES, LFS_POINTER, DataSet
 from tests.faults.image_faults import FAULTS

@@ -11,8 +11,8 @@ import random
 import numpy as np
 import pytest
 
-from common.data.check.coco import load_coco
 from common.data.check.issues import DataError
+from common.data.coco import load_coco
 from common.data.labels import LabelMap
 from common.data.open import open_tfrecords
 from common.errors import UserError

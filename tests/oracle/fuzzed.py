@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from common.data.coco import CocoSource
 from common.data.open import open_coco
-from common.data.sources import CocoSource
 
 NUM_IMAGES = 100
 CATEGORY_IDS = (90, 3, 17)  # with gaps, not sorted; class 0 is category 3, the smallest id

@@ -12,7 +12,7 @@ import pytest
 from nvidia import dali
 from nvidia.dali import fn
 
-from common.data.sources import CocoSource
+from common.data.coco import CocoSource
 from tests.oracle.fuzzed import Annotated, FuzzedSet
 
 BATCH = 25

@@ -12,8 +12,8 @@ import pytest
 from absl import flags
 
 from common.data import storage
-from common.data.check.coco import load_coco
 from common.data.check.issues import DataError
+from common.data.coco import load_coco
 from common.data.labels import LabelMap
 from common.data.open import open_tfrecords, open_webdataset
 from common.errors import UserError

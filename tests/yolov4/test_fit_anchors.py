@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from common.hparams import override
 from tests.common.made_annotations import annotations
 from tests.refusal import refusal

@@ -15,8 +15,8 @@ from xml.etree.ElementTree import Element
 
 from common.args import ImagePolicy
 from common.data.annotations import Annotations
-from common.data.check.coco_parse import box_around_rotated
 from common.data.check.issues import Issues
+from common.data.coco import box_around_rotated
 from common.errors import UserError
 from tools.conversion.labels import LabelledImage, require_directory
 from tools.conversion.shapes import (

@@ -22,8 +22,9 @@ import yaml
 
 from common.args import ImagePolicy
 from common.data.annotations import Annotations
-from common.data.check.coco import SWAPS_SIDES, turn_back
+from common.data.check.image_headers import SWAPS_SIDES
 from common.data.check.images import inspect_files
+from common.data.coco import turn_back
 from common.data.labels import LabelMap
 from common.errors import UserError
 from common.files import write_into

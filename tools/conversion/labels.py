@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.data.annotations import NONE, Annotations, CocoImage, CocoObject, table_of, to_annotations
-from common.data.check.coco import report_clipped
+from common.data.check.boxes import report_clipped
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import check_files
 from common.data.check.issues import Issues

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from common.data.annotations import Annotations
-from common.data.check.coco import SWAPS_SIDES, turn_back
-from common.data.check.image_headers import ImageFacts
+from common.data.check.image_headers import SWAPS_SIDES, ImageFacts
 from common.data.check.images import path_fault
 from common.data.check.issues import Issues
+from common.data.coco import turn_back
 from common.data.image_files import list_tree
 from common.data.labels import LabelMap
 from tools.conversion.labels import LabelledImage, Object, check_images, make_annotations

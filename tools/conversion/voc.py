@@ -26,8 +26,8 @@ from xml.etree.ElementTree import Element
 
 from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.data.annotations import Annotations
-from common.data.check.coco_parse import box_around_rotated
 from common.data.check.issues import Issues
+from common.data.coco import box_around_rotated
 from common.data.image_files import difference, list_tree, spelling
 from common.data.labels import LabelMap
 from common.errors import UserError

@@ -39,10 +39,10 @@ import yaml
 
 from common.args import ImagePolicy
 from common.data.annotations import Annotations
-from common.data.check.coco import turn_back
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import similar_files
 from common.data.check.issues import Issues
+from common.data.coco import turn_back
 from common.data.image_files import Tree, difference, is_hidden, list_tree, spelling
 from common.data.labels import LabelMap
 from common.errors import UserError

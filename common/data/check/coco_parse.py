@@ -30,9 +30,8 @@ from common.files import file_type
 
 _REPR = reprlib.Repr()
 _REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
-_shown = _REPR.repr  # shortens a value for a message
+shown = _REPR.repr  # shortens a value for a message
 _NEAR = 20  # characters that a message shows before and after an error
-_DECIMALS = 6  # of the edges of a box around a rotated box, because cosines are rounded
 _DIGITS = 4000  # Python raises an error above 4300 digits
 _NO_JSON = (
     ("file-empty", rb"\s*\Z"),
@@ -83,7 +82,7 @@ _STRICT = (
 )
 
 
-class _Extra(msgspec.Struct):
+class CocoExtra(msgspec.Struct):
     """Keys of an annotation that are not COCO's, or that only matter together with these."""
 
     attributes: Any = None
@@ -92,7 +91,7 @@ class _Extra(msgspec.Struct):
 
 
 class _Extras(msgspec.Struct):
-    annotations: list[_Extra]
+    annotations: list[CocoExtra]
 
 
 def parse(path: str, issues: Issues) -> dict[str, list | None]:
@@ -100,32 +99,33 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
 
     Args:
         issues: receives file-*, foreign-format, json-*, repeated-key, missing-key, wrong-type, box-length,
-            box-not-finite, box-rotated, ignored.
+            box-not-finite.
 
     Returns:
-        `images` and `annotations` as lists of structs, `categories` as a list of JSON values. Values of
-        _NOTHING replace invalid values. An invalid list is None.
+        `images` and `annotations` as lists of structs, with the values of the file, `categories` as a list of
+        JSON values. Values of _NOTHING replace invalid values. An invalid list is None. `extras` is a list
+        with a CocoExtra for each annotation; None if no annotation has a key that matters.
     """
+    nothing = dict.fromkeys((*LISTS, "extras"))
     try:
         content = _read(path)
         if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):  # msgspec drops repeated lists
             with contextlib.suppress(ValueError, RecursionError):
                 lists = _decode(content)
                 if b'"rotation"' in content or b'"ignore"' in content:
-                    extras = msgspec.json.decode(content, type=_Extras).annotations
-                    _apply_extras(extras, lists["annotations"], issues)
-                return lists | {"categories": list(map(_with_integers, lists["categories"]))}
+                    lists["extras"] = msgspec.json.decode(content, type=_Extras).annotations
+                return nothing | lists | {"categories": list(map(_with_integers, lists["categories"]))}
         if fault := foreign(content[:HEAD], path):
             raise fault
         document = _load(content, issues)
     except Fault as fault:
         issues.add(*fault.args)
-        return dict.fromkeys(LISTS)
-    lists = {key: _list(document, key, struct, issues) for key, struct in LISTS.items()}
+        return nothing
+    lists = nothing | {key: _list(document, key, struct, issues) for key, struct in LISTS.items()}
     if lists["annotations"]:
         records = [record if isinstance(record, dict) else {} for record in document["annotations"]]
-        keys = _Extra.__struct_fields__
-        _apply_extras([_Extra(*map(record.get, keys)) for record in records], lists["annotations"], issues)
+        keys = CocoExtra.__struct_fields__
+        lists["extras"] = [CocoExtra(*map(record.get, keys)) for record in records]
     return lists
 
 
@@ -201,7 +201,7 @@ def _list(document: dict[str, Any], key: str, struct: Any, issues: Issues) -> li
     if key not in document:
         issues.add("missing-key", f"the file has no list `{key}`")
     elif not isinstance(records, list | types.EllipsisType):
-        issues.add("wrong-type", f"`{key}` is {_shown(records)}: a list is needed")
+        issues.add("wrong-type", f"`{key}` is {shown(records)}: a list is needed")
     elif records is not ...:
         if struct is Any:
             return list(map(_with_integers, records))
@@ -223,59 +223,11 @@ def _integer(value: Any) -> Any:
     return value
 
 
-def _apply_extras(extras: list[_Extra], objects: list[CocoObject], issues: Issues) -> None:
-    """Marks annotations with `ignore` as crowds, and replaces rotated boxes by the upright boxes around them.
-
-    Converters of Pascal VOC write `ignore` for difficult objects (mmdetection,
-    tools/dataset_converters/pascal_voc.py).
-    """
-    for number, (an_object, extra) in enumerate(zip(objects, extras, strict=True)):
-        ignore, angle = extra.ignore, _angle(extra)
-        if not ignore and not angle:
-            continue
-        known = {"id": an_object.id, "image_id": an_object.image_id}
-        known = {key: value for key, value in known.items() if value not in (None, NONE)}
-        name = record_name(known, "annotations", number)
-        if ignore not in (None, 0, 1):
-            issues.add("wrong-type", f"{name} has ignore {_shown(ignore)}: 0 or 1 is needed")
-        elif ignore:
-            an_object.iscrowd = 1
-            issues.add("ignored", name)
-        before = an_object.bbox
-        if angle and min(before[2:]) >= 0:  # false for NaN
-            an_object.bbox = box_around_rotated(before, angle)
-            text = f"{name} has bbox {list(before)} and rotation {angle:g}"
-            issues.add("box-rotated", f"{text}: {list(an_object.bbox)} is used")
-
-
-def _angle(extra: _Extra) -> float:
-    """Returns the angle of a rotated rectangle of CVAT in degrees, from 0 up to 180.
-
-    CVAT stores the box before the rotation about its center, and the angle as the attribute `rotation`. An
-    ellipse has this attribute, too, but its box already encloses its mask
-    (cvat/apps/dataset_manager/formats/transformers.py, RotatedBoxesToPolygons and EllipsesToMasks).
-    """
-    angle = extra.attributes.get("rotation") if isinstance(extra.attributes, dict) else None
-    if not isinstance(angle, int | float) or not abs(angle) < math.inf or extra.segmentation:
-        return 0
-    return angle % 180
-
-
-def box_around_rotated(box_ltwh_px: tuple[float, ...], degrees: float) -> tuple[float, float, float, float]:
-    """Returns the upright box, ltwh in pixels, around a box that is rotated about its center."""
-    left, top, width, height = box_ltwh_px
-    cosine, sine = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
-    sides = width * cosine + height * sine, width * sine + height * cosine
-    corner = left + (width - sides[0]) / 2, top + (height - sides[1]) / 2
-    left, top, width, height = (round(edge, _DECIMALS) for edge in (*corner, *sides))
-    return left, top, width, height
-
-
 def _salvaged(record: Any, struct: type[msgspec.Struct], key: str, number: int, issues: Issues) -> Any:
     """Returns the struct of a record; adds an issue for each invalid value."""
     good = dict(_NOTHING[struct])
     if not isinstance(record, dict):
-        issues.add("wrong-type", f"{key}[{number}] is {_shown(record)}: an object is needed")
+        issues.add("wrong-type", f"{key}[{number}] is {shown(record)}: an object is needed")
         return struct(**good)
     for field in _FIELDS[struct]:
         try:
@@ -296,18 +248,18 @@ def record_name(record: dict[str, Any], key: str, number: int) -> str:
     """Returns `annotation 3 (image 7)` for messages; without an id `annotations[2] (no id, image 7)`."""
     record_id = record.get("id")
     has_id = type(record_id) is int and record_id >= 0
-    details = [] if has_id else [f"id {_shown(record_id)}" if "id" in record else "no id"]
+    details = [] if has_id else [f"id {shown(record_id)}" if "id" in record else "no id"]
     if "image_id" in record:
-        details.append(f"image {_shown(record['image_id'])}")
+        details.append(f"image {shown(record['image_id'])}")
     if "file_name" in record:
-        details.append(_shown(record["file_name"]))
-    name = f"{key[:-1]} {_shown(record_id)}" if has_id else f"{key}[{number}]"
+        details.append(shown(record["file_name"]))
+    name = f"{key[:-1]} {shown(record_id)}" if has_id else f"{key}[{number}]"
     return f"{name} ({', '.join(details)})" if details else name
 
 
 def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:
     """Converts a value to the field's type; raises a Fault if it is invalid."""
-    has = f"has {field.name} {_shown(value)}"
+    has = f"has {field.name} {shown(value)}"
     value = _integer(value)
     if field.name == "bbox" and isinstance(value, list):
         if len(value) != 4:

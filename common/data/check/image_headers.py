@@ -30,6 +30,7 @@ from common.data.check.issues import Fault
 warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # damaged tags
 # The exceptions that Pillow raises for damaged images.
 PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, KeyError, EOFError, struct.error, zlib.error)
+SWAPS_SIDES = 5  # EXIF orientations from this one on swap width and height
 _HEAD = 8192  # bytes of the first read; most headers are shorter
 
 Plugin = TypeVar("Plugin", bound=ImageFile.ImageFile)

@@ -27,7 +27,7 @@ from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.data.annotations import CocoImage
 from common.data.check import image_headers
 from common.data.check.image_cache import STATE, ImageCache, ImageTable, Result
-from common.data.check.image_headers import PILLOW_ERRORS, Encoded, ImageFacts, damaged
+from common.data.check.image_headers import PILLOW_ERRORS, SWAPS_SIDES, Encoded, ImageFacts, damaged
 from common.data.check.issues import Fault, Issues
 from common.data.image_files import difference, spelling
 from common.files import file_type
@@ -41,7 +41,6 @@ _ONE_LARGE = threading.Lock()  # saves memory
 _CORES = len(os.sched_getaffinity(0))
 _READERS, DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads that read headers; threads that decode
 _SLOW = (20_000, 500)  # images without a progress bar, without and with decoding
-_SWAPS_SIDES = 5  # EXIF orientations from this one on swap width and height
 _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP", ".heic": "HEIF"}
 
 
@@ -377,7 +376,7 @@ def check_images(
         stored = (fact.width, fact.height)
         size = (image.width or fact.width, image.height or fact.height)
         if size != stored:
-            turned = fact.orientation >= _SWAPS_SIDES and size == stored[::-1]
+            turned = fact.orientation >= SWAPS_SIDES and size == stored[::-1]
             if turned and issues.policy.coco_pixels == "turned":
                 continue
             text = "{} is {} x {} pixels, the annotations have {} x {}".format(describe(i), *stored, *size)

@@ -30,7 +30,7 @@ from common.dali_ops import Nodes
 from common.data import readers, storage, tfrecord
 from common.data.annotations import NONE, Annotations
 from common.data.check import tfrecord_scan
-from common.data.check.coco import finish
+from common.data.check.boxes import report_annotations
 from common.data.check.images import in_threads
 from common.data.check.issues import Issues
 from common.data.check.repeated_images import checksums_of, equal_rows
@@ -232,7 +232,7 @@ def open_records(
     def name_box(row: int) -> str:
         return f"{names[annotations.box_image[row]]} has {tfrecord_scan.box_name(boxes[row])}"
 
-    annotations = finish(annotations, names.__getitem__, name_box, issues)
+    annotations = report_annotations(annotations, names.__getitem__, name_box, issues)
     # Records must have the key of crowds only if the data set has crowds.
     has_crowds = bool(annotations.is_crowd.any())
     limit = LACKS_CROWDS if has_crowds else LACKS_BOXES

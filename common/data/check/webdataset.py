@@ -20,7 +20,7 @@ from common.args import ImagePolicy
 from common.dali_ops import Nodes
 from common.data import storage, webdataset
 from common.data.annotations import NONE, OBJECT, Annotations, CocoImage, sizes_of, to_annotations
-from common.data.check.coco import check_unit, finish
+from common.data.check.boxes import check_unit, report_annotations
 from common.data.check.images import check_images, in_threads
 from common.data.check.issues import Issues
 from common.data.check.repeated_images import checksums_of, equal_rows
@@ -114,7 +114,7 @@ def open_shards(
         issues.add("repeated-image", " = ".join(names[row] for row in rows))
     issues.add_each("shard-missing", missing_shards(files), str)
     name_box = functools.partial(_box_name, names, annotations)
-    annotations = finish(annotations, names.__getitem__, name_box, issues)
+    annotations = report_annotations(annotations, names.__getitem__, name_box, issues)
     table = np.array(spans, np.int64).reshape(-1, 3)[is_usable]
     numbers, table[:, 0] = np.unique(table[:, 0], return_inverse=True)  # files without a usable image
     indexes = webdataset.write_indexes(annotations, table, len(numbers))

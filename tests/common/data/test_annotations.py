@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from common.args import ImagePolicy
-from common.data.check.coco import load_coco
 from common.data.check.issues import Issues
+from common.data.coco import load_coco
 from common.data.labels import LabelMap
 from tests.common.evaluation.reference import by_pycocotools
 from tests.common.made_annotations import annotations as make_annotations

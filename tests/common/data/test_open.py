@@ -8,9 +8,9 @@ import pytest
 
 from common.args import Args, EvalArgs, ImagePolicy
 from common.data import tf_readers
-from common.data.check.coco import load_coco
 from common.data.check.issues import DataError, Issues
 from common.data.check.tfrecord import TFRecordSource
+from common.data.coco import CocoSource, load_coco
 from common.data.labels import LabelMap
 from common.data.open import (
     check_shuffle,
@@ -22,7 +22,7 @@ from common.data.open import (
     open_source,
     open_splits,
 )
-from common.data.sources import CocoSource, ImageListSource
+from common.data.sources import ImageListSource
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from tests.common.coco_documents import SMALL, changed, draw_images, write_json

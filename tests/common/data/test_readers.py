@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from common.data import readers, tf_readers
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from common.data.loader import from_pipeline
 from common.data.open import open_coco, open_images, open_webdataset
 from common.data.readers import coco_reader, tfrecord_reader

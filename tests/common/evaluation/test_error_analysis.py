@@ -9,9 +9,8 @@ import PIL.Image
 import pytest
 from matplotlib.text import Text
 
-from common.data.check.coco import load_coco
+from common.data.coco import CocoSource, load_coco
 from common.data.open import open_coco
-from common.data.sources import CocoSource
 from common.evaluation import coco_metrics, error_analysis
 from common.evaluation.error_analysis import (
     BACKGROUND,

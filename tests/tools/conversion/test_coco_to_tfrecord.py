@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from common.data import tfrecord
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from common.data.labels import LabelMap
 from tests.common.record_writing import record
 from tests.refusal import refusal

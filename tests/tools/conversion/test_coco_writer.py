@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from tests.common.image_variants import pillow
 from tests.common.made_annotations import annotations
 from tests.common.record_writing import PNG

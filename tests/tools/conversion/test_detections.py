@@ -4,8 +4,8 @@ import json
 import PIL.Image
 import pytest
 
-from common.data.check.coco import load_coco
 from common.data.check.issues import DataError
+from common.data.coco import load_coco
 from tests.refusal import refusal
 from tests.tools.conversion.exports import write_coco_results
 from tests.tools.conversion.labelled_images import options_of

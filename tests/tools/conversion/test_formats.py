@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from common.data.check.coco import load_coco
 from common.data.check.issues import DataError
+from common.data.coco import load_coco
 from common.data.labels import LabelMap
 from common.data.open import open_source
 from common.errors import UserError

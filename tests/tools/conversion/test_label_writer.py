@@ -10,7 +10,7 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from tests.refusal import refusal
 from tests.tools.conversion.labelled_images import options_of, write_file
 from tools.convert import convert

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from common.data.check.coco import load_coco
 from common.data.check.issues import DataError
 from common.data.check.recognition import HEAD, recognise, recognise_path
+from common.data.coco import load_coco
 from tests.refusal import refusal
 from tests.tools.conversion import exports
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pycocotools.coco import COCO
 
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from tests.common.made_annotations import annotations
 from tools.report.statistics import describe
 

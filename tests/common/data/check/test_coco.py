@@ -10,7 +10,7 @@ import pytest
 from pycocotools.coco import COCO
 
 from common.args import ImagePolicy
-from common.data.check.coco import load_coco
+from common.data.coco import load_coco
 from common.errors import UserError
 from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, draw_images, refused
 

@@ -9,10 +9,11 @@ import PIL.Image
 import pytest
 
 from common.args import ImagePolicy
+from common.data import coco
 from common.data.annotations import ARRAYS
-from common.data.check import coco, coco_cache, coco_parse
-from common.data.check.coco import load_coco
+from common.data.check import coco_cache, coco_parse
 from common.data.check.issues import DataError
+from common.data.coco import load_coco
 from common.files import cache_directory
 from tests.common.coco_documents import SMALL, changed, draw_images, write_json
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.data.check.coco import load_coco
 from common.data.check.issues import DataError
+from common.data.coco import load_coco
 from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, refused
 
 NAN, INF = float("nan"), float("inf")

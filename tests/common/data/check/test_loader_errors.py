@@ -9,8 +9,9 @@ import tensorflow as tf
 from common.data.check import loader_errors
 from common.data.check.images import ImagePolicy
 from common.data.check.issues import DataError
+from common.data.coco import CocoSource
 from common.data.open import open_coco, open_images
-from common.data.sources import CocoSource, ImageListSource
+from common.data.sources import ImageListSource
 from common.errors import UserError
 from tests.common.image_variants import early_end
 
