@@ -21,8 +21,9 @@ BCCD := runs/accuracy/data/bccd
 BENCH_GPU_FLAGS := --rounds=1
 NEWEST := runs/newest
 JOBS ?= 2
-# Without --no-loadscope-reorder, the files with the most tests would always start first.
-PYTEST := $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --durations=10
+# Without --no-loadscope-reorder, the files with the most tests would always start first. Tests run `make` themselves: it
+# must not wait for the jobs of this one.
+PYTEST := MAKEFLAGS= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --durations=10
 PYTEST_FLAGS :=
 CHECKS := tests/test_files_of_0_1_0.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
   tests/test_structure.py
@@ -47,8 +48,9 @@ $(VENV)/.ready: pyproject.toml docker/setup_env.sh $(wildcard docker/locks/*.txt
 
 horovod: $(VENV)/.horovod  ## installs Horovod for many processes: compiled once (two minutes on two cores), then cached
 
+# MAKEFLAGS also has the variables of the command line. With them alone, Horovod would compile one file at a time.
 $(VENV)/.horovod: $(VENV)/.ready docker/build_horovod.sh docker/patch_horovod.sh
-	@docker/build_horovod.sh $(VENV)
+	@MAKEFLAGS="$(filter -j%,$(MAKEFLAGS))" docker/build_horovod.sh $(VENV)
 	@touch $@
 
 torch: $(TORCH)/.ready  ## creates another environment with PyTorch and DALI, for examples/pytorch_loader.py (2 GB on CPUs, a minute)
