@@ -44,7 +44,12 @@ with contextlib.suppress(OSError, ModuleNotFoundError):  # without a driver, or 
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
 
-LONGEST_FIRST = ("test_own_data_pages.py", "test_ranks.py")
+LONGEST_FIRST = (  # files, without their folders
+    *("test_own_data_pages.py", "test_stop_and_resume.py", "test_train_on_ranks.py", "test_examples_page.py"),
+    *("test_determinism.py", "test_examples.py", "test_bucket.py", "test_copy_this.py", "test_keras_fit.py"),
+    *("test_demo.py", "test_customize.py", "test_yolov4_pages.py", "test_train_efficientdet.py"),
+    *("test_train_yolov4.py", "test_ranks.py"),
+)
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared" / "data")).resolve()
 
@@ -52,8 +57,12 @@ DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared"
 @pytest.hookimpl(trylast=True)  # after the tests were put into a random order
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gc.freeze()  # the garbage collector no longer scans the imported modules, which saves time
+    files = list(dict.fromkeys(item.path for item in items))
     # The longest tests start first, so that all test processes end at about the same time.
-    items.sort(key=lambda item: item.path.name not in LONGEST_FIRST)
+    files.sort(key=lambda path: (*LONGEST_FIRST, path.name).index(path.name))
+    places = {path: place for place, path in enumerate(files)}
+    # In a file, the tests of one app follow each other, because pytest keeps the fixtures of one app only.
+    items.sort(key=lambda item: (places[item.path], _app_of(item)))
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
         return
@@ -62,6 +71,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if backend.GetCUDADeviceCount() == 0:
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="DALI sees no GPU"))
+
+
+def _app_of(item: pytest.Item) -> str:
+    return str(item.callspec.params.get("app", "")) if hasattr(item, "callspec") else ""
 
 
 @pytest.hookimpl(tryfirst=True)  # before the test's fixtures
