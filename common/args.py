@@ -63,9 +63,12 @@ def flag(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def model_name_flag(model_names: Sequence[str], default: str) -> Any:
-    """Returns the field of --model_name. Any name is accepted here; a later check rejects unknown names."""
-    return flag(default, f"Model: one of {', '.join(model_names)}.")
+def model_name_flag(model_names: Sequence[str], default: str, note: str) -> Any:
+    """Returns the field of --model_name. Any name is accepted here; a later check rejects unknown names.
+
+    `note` is added to the help.
+    """
+    return flag(default, f"Model: one of {', '.join(model_names)}. {note}")
 
 
 @dataclasses.dataclass(frozen=True)

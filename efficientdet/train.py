@@ -31,7 +31,12 @@ from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, Efficien
 class Args(args.Args):
     """The flags of train.py. common/args.py has the flags that both apps share."""
 
-    model_name: str = args.model_name_flag(MODEL_NAMES, "efficientdet-d0")
+    model_name: str = args.model_name_flag(
+        MODEL_NAMES,
+        "efficientdet-d0",
+        "efficientdet-nano is not a scaled-down EfficientDet, but a small ResNet with one BiFPN cell, one "
+        "anchor per cell and task-aligned assignment.",
+    )
 
 
 define_flags = functools.partial(args.define, args_class=Args)

@@ -31,7 +31,11 @@ from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, YOLOv4Config, 
 class Args(args.Args):
     """The flags of train.py. common/args.py has the flags that both apps share."""
 
-    model_name: str = args.model_name_flag(MODEL_NAMES, "yolov4")
+    model_name: str = args.model_name_flag(
+        MODEL_NAMES,
+        "yolov4",
+        "yolov4-nano is not one of Darknet's models, but a narrow yolov4-tiny with three heads.",
+    )
     letterbox: bool | None = args.flag(
         None,
         "Keep the aspect ratio of images and pad them; off: stretch them. Default: off, as in the recipe.",
