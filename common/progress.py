@@ -30,16 +30,21 @@ def log(text: str) -> None:
 log_once = functools.cache(log)
 
 
+def counted(number: int, noun: str, ending: str = "s") -> str:
+    """Returns a text such as "1 step" or "2 boxes"; the plural of `noun` has this ending."""
+    return f"{number} {noun}{ending if number != 1 else ''}"
+
+
 class Bar:
     """Shows a progress bar on a terminal. Elsewhere, prints one line at the end.
 
     Args:
         title: name of the task, one or two words.
         done: number of steps that were done in an earlier session.
-        unit: what one step is, in the plural.
+        unit: what one step is.
     """
 
-    def __init__(self, title: str, total: int, done: int = 0, unit: str = "steps"):
+    def __init__(self, title: str, total: int, done: int = 0, unit: str = "step"):
         self._title, self._total, self._done, self._unit = title, total, done, unit
         self._start, self._shown_at, self._first = time.monotonic(), 0.0, done
         if done < total:
@@ -53,7 +58,7 @@ class Bar:
         text = "".join(f", {name} {value:.4g}" for name, value in (values or {}).items())
         if not sys.stderr.isatty():
             if is_last:
-                log(f"{self._title}: {self._total} {self._unit} in {seconds:.0f} s{text}")
+                log(f"{self._title}: {counted(self._total, self._unit)} in {seconds:.0f} s{text}")
         elif is_last or now - self._shown_at >= 1:
             self._shown_at = now
             left = seconds / (self._done - self._first) * (self._total - self._done)

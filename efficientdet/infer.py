@@ -29,7 +29,7 @@ from absl import flags
 
 from common import args, errors
 from common.args import InferArgs
-from common.progress import import_tensorflow
+from common.progress import counted, import_tensorflow
 
 define_flags = functools.partial(args.define, args_class=InferArgs)
 
@@ -63,7 +63,7 @@ def infer(a: InferArgs) -> list[dict[str, Any]]:
     loader = make_loader(job.pipeline_type, source=job.source, config=config, **evaluation_options(a))
     start = time.monotonic()
     detections = predict(detect, loader, label_map, title="detecting", min_score=a.score_threshold)
-    print(f"{job.source.size} images in {time.monotonic() - start:.1f} s, compiling included")
+    print(f"{counted(job.source.size, 'image')} in {time.monotonic() - start:.1f} s, compiling included")
     return job.write(detections, label_map)
 
 

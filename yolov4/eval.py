@@ -21,7 +21,7 @@ from absl import flags
 
 from common import args, errors
 from common.args import EvalArgs
-from common.progress import import_tensorflow
+from common.progress import counted, import_tensorflow
 
 define_flags = functools.partial(args.define, args_class=EvalArgs)
 
@@ -63,7 +63,7 @@ def evaluate_weights(a: EvalArgs) -> dict:
     start = time.monotonic()
     evaluation = evaluate(detect, loader, label_map, coco_backend=a.coco_backend)
     print(coco_metrics.format_table(evaluation.metrics))
-    print(f"{source.size} images in {time.monotonic() - start:.1f} s, compiling included")
+    print(f"{counted(source.size, 'image')} in {time.monotonic() - start:.1f} s, compiling included")
     with user_errors(f"--output_dir={directory}"):
         files = write_evaluation(directory, evaluation, source)
         if a.errors:

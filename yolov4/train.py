@@ -23,7 +23,7 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
 from absl import flags
 
 from common import args, errors
-from common.progress import import_tensorflow, log
+from common.progress import counted, import_tensorflow, log
 from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, YOLOv4Config, get_config
 
 
@@ -125,8 +125,9 @@ def train(a: Args) -> dict | None:
         )
         optimizer.build(model.trainable_variables)  # includes frozen layers: a resumed run may unfreeze them
     log(
-        f"{a.model_name} at {config.image_size[0]}x{config.image_size[1]}, {data.num_classes} classes, "
-        f"{model.count_params():,} parameters; {loader.size} images, loaded by {loader.pipeline_type}\n"
+        f"{a.model_name} at {config.image_size[0]}x{config.image_size[1]}, "
+        f"{counted(data.num_classes, 'class', 'es')}, {model.count_params():,} parameters; "
+        f"{loader.size} images, loaded by {loader.pipeline_type}\n"
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images per update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )

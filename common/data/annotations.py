@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from common.data.labels import LabelMap
+from common.progress import counted
 
 NONE = -1  # marks a missing id or row
 # Detections that COCO's metrics count per image and category (cocoeval.py: setDetParams and evaluateImg).
@@ -176,9 +177,10 @@ class Annotations:
         targets = self.target_boxes
         empty = int(np.count_nonzero(np.diff(targets.row_splits) == 0))
         return (
-            f"{_count(self.num_images, 'image')} ({empty} without objects), "
-            f"{_count(len(targets.boxes), 'object')} of {_count(self.label_map.num_classes, 'class', 'es')}; "
-            f"{_count(targets.num_crowds, 'crowd')} left out, {_count(targets.num_clipped, 'box', 'es')} "
+            f"{counted(self.num_images, 'image')} ({empty} without objects), "
+            f"{counted(len(targets.boxes), 'object')} of "
+            f"{counted(self.label_map.num_classes, 'class', 'es')}; "
+            f"{counted(targets.num_crowds, 'crowd')} left out, {counted(targets.num_clipped, 'box', 'es')} "
             f"clipped to their image, {targets.num_dropped} without area dropped"
         )
 
@@ -203,10 +205,6 @@ class Annotations:
         """Returns all images with only the boxes for which `is_selected`, bool (N,), is true."""
         of_boxes = ("box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
         return dataclasses.replace(self, **{name: getattr(self, name)[is_selected] for name in of_boxes})
-
-
-def _count(number: int, noun: str, ending: str = "s") -> str:
-    return f"{number} {noun}{ending if number != 1 else ''}"
 
 
 def without_objects(

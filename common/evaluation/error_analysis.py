@@ -31,6 +31,7 @@ from pycocotools import mask
 from common.data.annotations import MAX_DETECTIONS, Annotations
 from common.data.sources import Source
 from common.evaluation import coco_metrics, drawing, sheets
+from common.progress import counted
 
 FOREGROUND, BACKGROUND_BELOW = 0.5, 0.1  # IoU thresholds; TIDE's t_f and t_b
 MATRIX_CLASSES = 80  # classes with most errors in the picture
@@ -228,7 +229,7 @@ def worst_sheet(detections: np.ndarray, truth: np.ndarray, source: Source) -> np
     for image in worst:
         pixels, title = sheets.read(source, image), f"ground truth of {sheets.short_name(source, image)}"
         tile = [_panel(pixels, truth[truth["image"] == image], names, title, with_scores=False)]
-        title = f"detections: {errors[image]} errors"
+        title = f"detections: {counted(errors[image], 'error')}"
         tile += [_panel(pixels, detections[detections["image"] == image], names, title, with_scores=True)]
         tiles.append(tile)
     legend = sheets.legend({kind: _rgb(index) for index, kind in enumerate(KINDS)})

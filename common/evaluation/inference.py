@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, sheets, video
 from common.evaluation.drawing import Panel
 from common.files import make_output_directory, user_errors, write_bytes, write_file
-from common.progress import Bar, log
+from common.progress import Bar, counted, log
 
 SHEET = "contact_sheet"
 MIN_PAIR_WIDTH = 640  # pixels, so that titles fit
@@ -41,6 +41,7 @@ class InferenceJob:
         self._a = a
         path = pathlib.Path(a.images)
         self._is_video = path.suffix.lower() in VIDEO_SUFFIXES and not path.is_dir()
+        self._unit = "frame" if self._is_video else "image"
         if not a.images:
             raise UserError("--images is missing: give an image, a directory, a glob or a video")
         if not a.output_dir:
@@ -130,8 +131,8 @@ class InferenceJob:
                 self._write_image_info(label_map)
             if self._a.draw:
                 self._save_pictures(results, label_map)
-        images = "frames" if self._is_video else "images"
-        print(f"{len(results)} detections in {len(self._images)} {images}: see {self._directory}")
+        images = counted(len(self._images), self._unit)
+        print(f"{counted(len(results), 'detection')} in {images}: see {self._directory}")
         return results
 
     def _write_image_info(self, label_map: LabelMap) -> None:
@@ -147,7 +148,7 @@ class InferenceJob:
         encoded = map(self.source.encoded, range(self.source.size))
         pixels = self._video.frames() if self._video else map(drawing.read_image, encoded)
         detections, boxes = sheets.by_image(results), self._boxes()
-        bar = Bar("drawing", len(self._images), unit="frames" if self._is_video else "images")
+        bar = Bar("drawing", len(self._images), unit=self._unit)
         for image, facts in zip(pixels, self._images, strict=True):
             image_id, name = facts["image_id"], os.path.basename(facts["file_name"])
             title = "detections" if self._truth else name

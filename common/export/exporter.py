@@ -27,7 +27,7 @@ from common.export.export_graph import Exportable
 from common.export.options import ExportArgs
 from common.export.triton_repository import Placement
 from common.files import user_errors, write_directory, write_file
-from common.progress import log
+from common.progress import counted, log
 from common.weights import weight_files as weights
 from common.weights.model_metadata import is_exported
 from common.weights.trained import App, Detect
@@ -201,7 +201,7 @@ def _quantizer(options: ExportArgs, calibration: Source | None, open_loader: Ope
     if not calibration:
         return None
     loader = open_loader("auto", source=calibration, batch_size=_CALIBRATION_BATCH)
-    log(f"measuring the ranges of activations on {loader.size} images")
+    log(f"measuring the ranges of activations on {counted(loader.size, 'image')}")
     batches = (np.asarray(images) for images, _ in verify.batches(loader))
     return functools.partial(quantization.to_int8, batches=batches, tensorrt=options.format == "tensorrt")
 

@@ -221,7 +221,7 @@ class Checkpoints:
             if self._ranks.rank == 0:
                 with files.user_errors(f"--output_dir={self._directory.parent}"):
                     run_directory.write_identity(self._directory.parent, self._identity)
-        within = f" and {state.step_in_epoch} steps" if state.step_in_epoch else ""
+        within = f" and {progress.counted(state.step_in_epoch, 'step')}" if state.step_in_epoch else ""
         progress.log(f"resumed after epoch {state.epoch}{within} (step {state.step})")
         if self._changed:
             names = ", ".join(self._changed)

@@ -124,7 +124,7 @@ class Run:
         state, patience = self.state, self._a.patience
         end = None if state.step_in_epoch else out_of_patience(state, patience)
         if end or state.epoch >= num_epochs:
-            why = end or f"all {state.epoch} epochs are done"
+            why = end or f"epoch {state.epoch} was the last"
             log(f"{self._a.output_dir}: {why}; nothing left to train")
             path = pathlib.Path(self._a.output_dir, "metrics.json")
             self.metrics = json.loads(path.read_text()) if path.exists() else None

@@ -13,7 +13,7 @@ from common.args import Args
 from common.data.labels import LabelMap
 from common.distributed.ranks import Ranks
 from common.errors import UserError
-from common.progress import log
+from common.progress import counted, log
 
 # A file must have at least this share of the model's weights. A backbone alone has enough: 44 % of the
 # weights of efficientdet-d0.
@@ -167,7 +167,7 @@ def freeze(model: keras.Model, pattern: str) -> str:
         layer.trainable = False
     if not model.trainable_variables:
         raise UserError(f"--freeze={pattern!r} leaves nothing to train")
-    return f"frozen: {len(frozen)} layers, {frozen[0].name} to {frozen[-1].name}"
+    return f"frozen: {counted(len(frozen), 'layer')}, {frozen[0].name} to {frozen[-1].name}"
 
 
 def _copy_rows(

@@ -67,7 +67,7 @@ def write_numbered_files(
     names = [f"{name}-{shard:05d}-of-{num_shards:05d}{suffix}" for shard in range(num_shards)]
     label_map, is_remote = f"{os.fspath(prefix)}.label_map.json", storage.is_remote(prefix)
     order = np.random.default_rng(seed).permutation(annotations.num_images).tolist()
-    bar = progress.Bar(f"Writing {name}", len(order), unit="images")
+    bar = progress.Bar(f"Writing {name}", len(order), unit="image")
     lock, ended = threading.Lock(), threading.Event()
 
     def rows_of(shard: int) -> Iterator[int]:

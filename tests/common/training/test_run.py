@@ -279,7 +279,7 @@ def test_resuming_a_finished_run_trains_no_step_and_returns_its_metrics(tmp_path
     again = Session(tmp_path, epochs=1)
     assert again.train()["AP"] == pytest.approx(metrics["AP"], abs=1e-6)
     assert again.image_ids == []
-    assert f"{tmp_path}: all 1 epochs are done; nothing left to train" in capfd.readouterr().err
+    assert f"{tmp_path}: epoch 1 was the last; nothing left to train" in capfd.readouterr().err
 
 
 # --- resuming ---

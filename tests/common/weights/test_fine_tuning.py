@@ -125,7 +125,7 @@ def test_fine_tuning_report_names_at_most_five_new_classes(names, text):
 
 def test_freeze_stops_training_of_matching_layers():
     model = make_model(3)
-    assert freeze(model, "^bo") == "frozen: 1 layers, body to body"
+    assert freeze(model, "^bo") == "frozen: 1 layer, body to body"
     assert [weight.path for weight in model.trainable_variables] == list(PATHS)
 
 
@@ -156,4 +156,4 @@ def test_initial_weights_are_loaded_into_new_runs_but_not_resumed_ones(capfd):
     assert loaded == ["x.h5"]
     log = capfd.readouterr().err
     assert "--init_from=x.h5 is not read again: this run continues from its checkpoint" in log
-    assert "run: 1 of 1 weights taken" in log and log.count("frozen: 1 layers, head to head") == 2
+    assert "run: 1 of 1 weights taken" in log and log.count("frozen: 1 layer, head to head") == 2
