@@ -34,7 +34,7 @@ APPS := efficientdet yolov4
 help:  ## lists all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(VENV)/.ready  ## creates the virtual environment with every pinned package (about 3.5 GB); WITH_GPU=1 adds CUDA on a host without a GPU
+setup: $(VENV)/.ready  ## creates the virtual environment with every pinned package (about 4 GB); WITH_GPU=1 adds CUDA on a host without a GPU
 
 # A GPU that the last set-up did not find, or WITH_GPU=1. In an image, nobody can write the environment.
 ifeq ($(wildcard $(VENV)/.gpu),)

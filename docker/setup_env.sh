@@ -79,7 +79,7 @@ elif [ -e "$venv/.gpu" ]; then
   extras+=(gpu) # an environment keeps them
 fi
 size="about 1.3 GB to download"
-[[ " ${extras[*]} " != *" gpu "* ]] || size="7 GB on the disk"
+[[ " ${extras[*]} " != *" gpu "* ]] || size="8.5 GB on the disk"
 say "packages ($size the first time; a few minutes)"
 # For the extras of `make setup` and of the images, a lock file has the hash of every file.
 lock="$here/docker/locks/$(printf '%s\n' "${extras[@]}" | sort -u | paste -sd+).txt"
