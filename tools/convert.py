@@ -20,6 +20,8 @@ and CVAT's xml.
         --output=my/instances.json
     python tools/convert.py --from=coco --to=coco --input=my/instances.json --images=my/images \
         --output=my/small/instances.json --max_side=1024 --holdout=0.2
+    python tools/convert.py --from=coco --to=coco --input=a/instances.json,b/instances.json \
+        --images=a/images,b/images --output=both.json
     python tools/convert.py --from=detections --to=cvat --input=found/detections.json --images=photos \
         --score_threshold=0.4 --output=corrections
 
@@ -37,6 +39,7 @@ goes to OUTPUT_train. The split depends only on the file names and --seed.
 """
 
 import dataclasses
+import functools
 import glob
 import hashlib
 import os
@@ -74,6 +77,7 @@ from tools.conversion.coco_writer import (
 from tools.conversion.csv_boxes import read_csv
 from tools.conversion.cvat import read_cvat
 from tools.conversion.detections import read_detections
+from tools.conversion.joining import coco_inputs, join
 from tools.conversion.label_writer import write_labels
 from tools.conversion.labelme import read_labelme
 from tools.conversion.shrinking import shrink_annotations, shrink_image, write_shrunk
@@ -123,8 +127,8 @@ class Options:
         None,
         "voc: directory with Annotations/ and JPEGImages/, or directory of xml files. yolo: directory with "
         "images/ and labels/, a data.yaml, or a list of images. cvat: xml file. labelme: directory of json "
-        "files. csv: csv file. coco: json file. tfrecord, webdataset: glob of files. detections: "
-        "detections.json.",
+        "files. csv: csv file. coco: json file, or several with commas between them. tfrecord, webdataset: "
+        "glob of files. detections: detections.json.",
     )
     output: str = flag(
         None,
@@ -133,8 +137,8 @@ class Options:
     )
     images: str | None = flag(
         None,
-        "Directory of the images. tfrecord, webdataset: the images are written there; default: images/ next "
-        "to --output if that is coco.",
+        "Directory of the images. coco: one for each json, with commas between them. tfrecord, webdataset: "
+        "the images are written there; default: images/ next to --output if that is coco.",
     )
     split: str | None = flag(
         None,
@@ -223,12 +227,14 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         row, path = next(iter(formats.items()))
         raise UserError(f"--from={source}, but {path} is in another format: {row.message(path)}")
     output, max_side, holdout = options.output, options.max_side, options.holdout
-    changes = max_side is not None or holdout is not None or options.coco_pixels == "turned"
+    joins = source == "coco" and bool(options.images) and len(coco_inputs(options.input, options.images)) > 1
+    changes = max_side is not None or holdout is not None or options.coco_pixels == "turned" or joins
     if source == target and (target in CONTAINERS or not changes):
-        message = (
-            "there is nothing to convert; coco to coco needs --max_side, --holdout or --coco_pixels=turned"
+        needs = "--max_side, --holdout, --coco_pixels=turned or several jsons"
+        raise UserError(
+            f"--from={source} --to={target}: there is nothing to convert; coco to coco needs {needs}"
         )
-        raise UserError(f"--from={source} --to={target}: {message}")
+    copies_keys = source == target == "coco" and options.coco_pixels != "turned" and not joins
     outputs = _outputs(target, options)
     try:
         if source in CONTAINERS and target != "coco" and not options.images:
@@ -247,7 +253,7 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         part_of = dict(zip(outputs, parts, strict=True))
         # The smaller part comes first: if it has too few images for --num_shards, no part is written.
         for name, part in sorted(part_of.items(), key=lambda item: item[1].num_images):
-            if target == source == "coco" and options.coco_pixels != "turned":
+            if copies_keys:
                 pathlib.Path(name).parent.mkdir(parents=True, exist_ok=True)
                 if count := copy_records(options.input, part, name):
                     log(f"{name}: {count} masks (RLE) are left out, because --max_side cannot scale them")
@@ -262,9 +268,10 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
                 write = write_tfrecords if target == "tfrecord" else write_webdataset
                 shards = {"num_shards": options.num_shards, "seed": options.seed}
                 write(part, images_dir, name, max_side=max_side, **shards)
-        copies_keys = target == "coco" and options.coco_pixels != "turned"
-        if source == "coco" and not copies_keys and (keys := lost_keys(options.input)):
-            log(f"{options.input}: these keys are not in the output: {', '.join(keys)}")
+        if source == "coco" and not copies_keys:
+            for file, _ in coco_inputs(options.input, options.images):
+                if keys := lost_keys(file):
+                    log(f"{file}: these keys are not in the output: {', '.join(keys)}")
     except OSError as error:
         raise UserError(f"{error.filename or output}: {error.strerror or error}") from error
     return part_of, images_dir
@@ -331,9 +338,10 @@ def _read(source: str, options: Options) -> tuple[Annotations, str]:
         return READERS[source](options.input, policy=policy, **values)
     if source in CONTAINERS:
         return _read_containers(source, options, policy)
-    if not options.images:
-        raise UserError("--from=coco needs --images=DIR, the directory that the json's file names refer to")
-    return load_coco(options.input, options.images, policy=policy), options.images
+    inputs = coco_inputs(options.input, options.images)
+    if len(inputs) > 1:
+        return join(inputs, functools.partial(load_coco, policy=policy))
+    return load_coco(*inputs[0], policy=policy), inputs[0][1]
 
 
 def _read_containers(source_type: str, options: Options, policy: ImagePolicy) -> tuple[Annotations, str]:

@@ -484,3 +484,35 @@ def test_conversion_refuses_a_json_or_images_in_a_bucket():
     for source in ("coco", "voc", "yolo", "cvat", "labelme", "csv", "detections"):
         message = refused(source, "tfrecord", input="s3://data/x", images="images", output="x")
         assert message.startswith("--input=s3://data/x is in a bucket: only TFRecords and WebDataset are")
+
+
+def test_joined_jsons_have_the_images_and_boxes_of_both_with_new_ids(tmp_path):
+    sets = []
+    for name in ("a", "b/c"):
+        (tmp_path / name / "images").mkdir(parents=True)
+        images = draw_images(tmp_path / name / "images")
+        sets.append((write_json(tmp_path / name, SMALL), images))
+    files, directories = (",".join(map(os.fspath, paths)) for paths in zip(*sets, strict=True))
+    _, images_dir = run("coco", "coco", input=files, images=directories, output=tmp_path / "both.json")
+    assert os.path.abspath(images_dir) == os.fspath(tmp_path)
+    joined, originals = load_coco(tmp_path / "both.json", tmp_path), [load_coco(*pair) for pair in sets]
+    expected = [
+        (f"{folder}/images/{part.file_names[image]}", category, *box)
+        for folder, part in zip(("a", "b/c"), originals, strict=True)
+        for image, category, box in zip(part.box_image, part.category_ids, part.boxes_ltwh_px, strict=True)
+    ]
+    rows = zip(joined.box_image, joined.category_ids, joined.boxes_ltwh_px, strict=True)
+    assert [(joined.file_names[image], category, *box) for image, category, box in rows] == expected
+    assert joined.image_ids.tolist() == list(range(1, 2 * originals[0].num_images + 1))
+
+
+def test_jsons_with_different_categories_or_too_few_directories_are_not_joined(tmp_path):
+    images = draw_images(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = SMALL | {"categories": [*SMALL["categories"], {"id": 77, "name": "whale"}]}
+    files = f"{write_json(tmp_path, SMALL)},{write_json(tmp_path / 'other', other)}"
+    options = {"input": files, "output": tmp_path / "both.json"}
+    message = refused("coco", "coco", **options, images=f"{images},{images}")
+    assert "need the same categories: category 77 is 'whale', in " in message and "it is absent" in message
+    message = refused("coco", "coco", **options, images=images)
+    assert "--input names 2 files, but --images 1 directories: give one for each" in message

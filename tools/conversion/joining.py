@@ -1,0 +1,61 @@
+"""Joins several COCO jsons, each with a directory of images, to one data set."""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from common.data.annotations import Annotations
+from common.errors import UserError
+
+
+def coco_inputs(files: str, directories: str | None) -> list[tuple[str, str]]:
+    """Returns (json, directory of its images) of --input and --images, which may name several."""
+    if not directories:
+        raise UserError("--from=coco needs --images=DIR, the directory that the json's file names refer to")
+    if os.path.exists(files):  # the name of a file may have a comma
+        return [(files, directories)]
+    names, folders = files.split(","), directories.split(",")
+    if len(names) != len(folders):
+        raise UserError(
+            f"--input names {len(names)} files, but --images {len(folders)} directories: give one for each"
+        )
+    return list(zip(names, folders, strict=True))
+
+
+def join(inputs: list[tuple[str, str]], load: Callable[[str, str], Annotations]) -> tuple[Annotations, str]:
+    """Returns the joined annotations, and the directory that contains all images.
+
+    Image ids are numbers from 1 on. File names begin with the folder below this directory.
+    """
+    parts = [load(*pair) for pair in inputs]
+    first, root = parts[0], os.path.relpath(os.path.commonpath([os.path.abspath(d) for _, d in inputs]))
+    for part in parts:
+        differences = first.label_map.differences(part.label_map, f"in {first.origin}")
+        differences += part.label_map.differences(first.label_map, f"in {part.origin}")
+        if differences:
+            raise UserError(f"jsons to join need the same categories: {differences[0]}")
+    offsets = np.cumsum([0, *(part.num_images for part in parts)])
+    names = (
+        os.path.normpath(os.path.join(os.path.relpath(directory, root), name))
+        for (_, directory), part in zip(inputs, parts, strict=True)
+        for name in part.file_names
+    )
+    names_of_arrays = ("image_sizes", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in names_of_arrays
+    }
+    joined = dataclasses.replace(
+        first,
+        image_ids=np.arange(1, offsets[-1] + 1),
+        file_names=list(names),
+        box_image=np.concatenate([part.box_image + i for part, i in zip(parts, offsets, strict=False)]),
+        origin=", ".join(part.origin for part in parts),
+        issues=list(itertools.chain(*(part.issues for part in parts))),
+        checksums=None,
+        **arrays,
+    )
+    return joined, root
