@@ -76,9 +76,16 @@ def final_state(output_dir: pathlib.Path) -> dict[str, str]:
 
 
 def stop_and_resume(
-    app: str, ranks: int, *, rounds: int, directory: pathlib.Path, seed: int = 0, flags: tuple[str, ...] = ()
+    app: str,
+    ranks: int,
+    *,
+    rounds: int,
+    directory: pathlib.Path,
+    seed: int = 0,
+    flags: tuple[str, ...] = (),
+    stops_per_round: int = 3,
 ) -> list[str]:
-    """Compares a run without a stop with `rounds` runs that are stopped three times.
+    """Compares a run without a stop with `rounds` runs that are stopped `stops_per_round` times.
 
     Returns:
         One line for each round, with the steps at which it was stopped.
@@ -97,7 +104,8 @@ def stop_and_resume(
         broken = directory / f"broken_{number}"
         arguments = command(app, ranks, data, broken, *flags)
         stops = []
-        for signal_name in ("SIGKILL", draw.choice(["SIGTERM", "SIGINT"]), "SIGKILL"):
+        signal_names = "SIGKILL", draw.choice(["SIGTERM", "SIGINT"]), "SIGKILL"
+        for signal_name in signal_names[:stops_per_round]:
             with start(ranks, arguments) as job:
                 stops.append(_stop_at_random_step(job, broken, ranks, signal_name, draw))
         run(ranks, arguments)
