@@ -1,4 +1,7 @@
-"""Two ranks that train from a bucket, and a store that is busy meanwhile."""
+"""Two ranks that train from a bucket, and a store that is busy meanwhile.
+
+tests/apps/test_bucket.py compares the weights of one such process with those of a run without faults.
+"""
 
 import time
 
@@ -6,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.data import storage
-from tests.common.training.small_model import weights_of
+from tests.common.training.small_model import rows_of
 from tests.distributed import launching
 from tests.small_apps import TINY
 
@@ -16,22 +19,16 @@ FLAGS = ("--image_size=64x96", "--pipeline_type=dali_cpu", "--num_threads=1", "-
 FLAGS += ("--steps_per_epoch=12", "--save_every=2", "--strategy=horovod")
 
 
-def command(app, data, output_dir):
-    words = [f"--model_name={app}-nano", f"--hparams={TINY[app]}", f"--train_file_pattern={data}-*.tfrecord"]
-    return [launching.ROOT / app / "train.py", *words, *FLAGS, f"--output_dir={output_dir}"]
-
-
-def test_two_ranks_train_from_a_bucket_like_from_a_disk_and_resume_after_the_store_was_busy(
+def test_busy_store_ends_two_ranks_with_one_message_and_the_same_command_resumes_them(
     drawn_records, bucket, faults, tmp_path
 ):
     for file in drawn_records.parent.glob("drawn*[!x]"):
         storage.upload(file, f"{bucket}/{file.name}")
-    on_disk = command("yolov4", drawn_records, tmp_path / "disk")
-    launching.run_two_replicas("horovod", on_disk, timeout=TIMEOUT)
-
-    words = command("yolov4", f"{bucket}/drawn", tmp_path / "bucket")
+    model = ["--model_name=yolov4-nano", f"--hparams={TINY['yolov4']}"]
+    data = f"--train_file_pattern={bucket}/drawn-*.tfrecord"
+    words = [launching.ROOT / "yolov4/train.py", *model, data, *FLAGS, f"--output_dir={tmp_path}/run"]
     with launching.start(2, words) as job:
-        while job.poll() is None and not list(tmp_path.glob("bucket/checkpoints/0*/manifest.json")):
+        while job.poll() is None and not list(tmp_path.glob("run/checkpoints/0*/manifest.json")):
             time.sleep(0.05)
         faults.set("status", 503, count=1)
         result = job.finish(TIMEOUT)
@@ -40,6 +37,6 @@ def test_two_ranks_train_from_a_bucket_like_from_a_disk_and_resume_after_the_sto
     assert result.stderr.count(message) == 1 and "<stderr>:Traceback" not in result.stderr
     (result,) = launching.run_two_replicas("horovod", words, timeout=TIMEOUT)
     assert "resumed after epoch 0" in result.stderr
-    weights, expected = (weights_of(tmp_path / name / "last.weights.h5") for name in ("bucket", "disk"))
-    for name, value in expected.items():
-        np.testing.assert_array_equal(weights[name], value, err_msg=name)
+    rows = rows_of(tmp_path / "run")
+    assert [row["step"] for row in rows] == ["12", "24"]
+    assert all(np.isfinite(float(row["loss"])) for row in rows)
