@@ -19,16 +19,19 @@ def run(*command, cwd=ROOT) -> subprocess.CompletedProcess:
     return result
 
 
-def run_forked(*words: object, cwd: pathlib.Path, check: bool = True) -> subprocess.CompletedProcess:
+def run_forked(
+    *words: object, cwd: pathlib.Path, check: bool = True, eagerly: bool = False
+) -> subprocess.CompletedProcess:
     """Does what `python words...` does, without the time that the import of TensorFlow takes.
 
-    The result's stdout has the error messages, too. With `check`, the exit code must be 0.
+    The result's stdout has the error messages, too. With `check`, the exit code must be 0. With `eagerly`,
+    tf.functions run eagerly: two training steps then need a quarter of the time.
     """
     words = [*map(str, words)]
     with tempfile.NamedTemporaryFile() as output:
         server = _fork_server()
         try:
-            server.stdin.write(json.dumps([words, str(cwd), output.name]) + "\n")
+            server.stdin.write(json.dumps([words, str(cwd), output.name, eagerly]) + "\n")
             server.stdin.flush()
             code = int(server.stdout.readline())
         except BaseException:  # the server is broken, or still waits for a command that a timeout has ended

@@ -81,7 +81,7 @@ def test_copied_app_trains_evaluates_infers_and_exports_with_only_its_own_files(
         *("--batch_size=4", "--steps_per_epoch=2", "--pipeline_type=dali_cpu", "--output_dir=run", *data),
         *(f"--train_images={drawn}/images", f"--train_annotations={drawn}/instances.json"),
     ]
-    files = imported_files(run_forked(*train, "--epochs=1", cwd=project).stdout, project)
+    files = imported_files(run_forked(*train, "--epochs=1", cwd=project, eagerly=True).stdout, project)
     assert f"{app}/pipeline.py" in files
     for words in (
         (f"{app}/eval.py", "--weights=run", "--errors", *data),

@@ -51,13 +51,16 @@ def steps(*names: str) -> list[str | Code]:
 
 
 def assert_pages_run(pages: tuple[str, ...], project: pathlib.Path, *more_commands: str) -> None:
-    """Also runs what follows a command that fails, so that one run shows all failures."""
+    """Also runs what follows a command that fails, so that one run shows all failures.
+
+    The apps train eagerly. tests/gpu/test_traced_step.py traces their training steps, on a CPU, too.
+    """
     failures = []
     for number, step in enumerate([*steps(*pages), *more_commands]):
         words = [f"block_{number}.py"] if isinstance(step, Code) else small_command(step)
         if isinstance(step, Code):
             (project / words[0]).write_text(step.text)
-        result = run_forked(*words, cwd=project, check=False)
+        result = run_forked(*words, cwd=project, check=False, eagerly=words[0].endswith("/train.py"))
         if result.returncode != 0:
             failures.append(f"{shlex.join(words)}\n{result.stdout[-3000:]}")
     assert not failures, "\n\n".join(failures)
