@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 import types
+from unittest import mock
 
 import keras
 import pytest
@@ -22,6 +23,7 @@ import yolov4.predict
 import yolov4.train
 from common.data.loader import BaseLoader
 from common.data.open import open_coco
+from common.evaluation import drawing
 from tests.small_apps import TINY, eagerly, flag_values
 
 
@@ -102,10 +104,17 @@ def command(app):
 def tiny_train(app, command):
     """Gives run(data, output_dir, "--epochs=1", ...), which trains the tiny network.
 
-    `data` is a COCO directory or a prefix of TFRecords. Training is eager unless `compiled` is set.
+    `data` is a COCO directory or a prefix of TFRecords. Training is eager unless `compiled` is set. The
+    pictures of curves, which take Matplotlib half a second each, are drawn only if `curves` is set.
     """
 
-    def run(data: pathlib.Path | str, output_dir: pathlib.Path, *more: str, compiled: bool = False):
+    def run(
+        data: pathlib.Path | str,
+        output_dir: pathlib.Path,
+        *more: str,
+        compiled: bool = False,
+        curves: bool = False,
+    ):
         defaults = {"model_name": app.model_name, "image_size": "64x96", "batch_size": "4", "epochs": "2"}
         defaults |= {"pipeline_type": "dali_cpu", "hparams": app.tiny}
         names = {flag.removeprefix("--").partition("=")[0] for flag in more}
@@ -114,7 +123,12 @@ def tiny_train(app, command):
             arguments += coco_flags(data, "train", "eval")
         elif "--pipeline_type=synthetic" not in more:
             arguments += [f"--{split}_file_pattern={data}*.tfrecord" for split in ("train", "eval")]
-        with contextlib.nullcontext() if compiled else eagerly():
+        with contextlib.ExitStack() as stack:
+            if not compiled:
+                stack.enter_context(eagerly())
+            if not curves:
+                nothing = dict.fromkeys(("loss_curves", "pr_curves"), lambda *_: None)
+                stack.enter_context(mock.patch.multiple(drawing, **nothing))
             return command("train", *arguments, f"--output_dir={output_dir}", *more)
 
     return run
@@ -123,4 +137,4 @@ def tiny_train(app, command):
 @pytest.fixture(scope="session")
 def trained(app, tiny_train, drawn, once) -> pathlib.Path:
     """The directory of a run of two epochs."""
-    return once(f"trained-{app.name}", lambda directory: tiny_train(drawn, directory))
+    return once(f"trained-{app.name}", lambda directory: tiny_train(drawn, directory, curves=True))
