@@ -34,7 +34,10 @@ UPDATES = 4
 def test_training_steps_repeated_or_in_another_process_give_equal_bits(app_name, onednn, monkeypatch):
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", onednn)
     command = [sys.executable, "-m", "tests.apps.test_determinism", app_name]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+    processes = [
+        subprocess.Popen([*command, str(repeats)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for repeats in (REPEATS, 1)
+    ]
     outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     first, second = (json.loads(output.splitlines()[-1]) for output in outputs)
@@ -73,7 +76,7 @@ def _unordered_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
     return [node.name for graph in graphs for node in graph.node if is_long(node)]
 
 
-def _repeat_steps(app_name: str) -> dict:
+def _repeat_steps(app_name: str, repeats: int) -> dict:
     """Returns which values differed when a step was repeated, and a hash of later weights."""
     keras.utils.set_random_seed(0)
     train = importlib.import_module(f"{app_name}.train")
@@ -108,7 +111,7 @@ def _repeat_steps(app_name: str) -> dict:
     done = threading.Event()
     busy = threading.Thread(target=_keep_busy, args=[done], daemon=True)
     busy.start()
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for variable, value in zip(variables, initial, strict=True):
             variable.assign(value)
         gradients = step()
@@ -138,4 +141,4 @@ def _keep_busy(done: threading.Event) -> None:
 
 if __name__ == "__main__":
     start.reproducible()
-    print(json.dumps(_repeat_steps(sys.argv[1])))
+    print(json.dumps(_repeat_steps(sys.argv[1], int(sys.argv[2]))))
