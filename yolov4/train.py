@@ -63,7 +63,7 @@ from common.distributed.start import synchronize
 from common.evaluation.evaluate import evaluate
 from common.layers import limit_bn_momentum
 from common.training import run_directory, step_guard
-from common.training.checkpoints import Checkpoints, RunState
+from common.training.checkpoints import Checkpoints, Identity, RunState
 from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
 from common.training.optimizers import apply_if
@@ -111,9 +111,7 @@ def train(a: Args) -> dict | None:
     )
     may_change = ("epochs", "close_mosaic", *DETECTION_FIELDS)
     loading = {"pipeline_type": loader.pipeline_type, "steps_per_epoch": steps_per_epoch}
-    identity = run_directory.Identity.of(
-        a, ranks, config, metadata, source=data.train, may_change=may_change, **loading
-    )
+    identity = Identity.of(a, ranks, config, metadata, source=data.train, may_change=may_change, **loading)
     resumed = run_directory.check(a, ranks, identity)
 
     # --- Model ------------------------------------------------------------------------------------

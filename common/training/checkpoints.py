@@ -1,7 +1,7 @@
 """Saves and restores checkpoints: the complete state from which a run continues as if it had never stopped.
 
     runs/mine/
-        run.json               what this run is (run_directory.py)
+        run.json               what this run is: its Identity
         checkpoints/00001200/  everything at step 1200 (common/weights/checkpoint_files.py)
         best.weights.h5        the weights of the best evaluation (common/weights/weight_files.py)
         last.weights.h5        the weights of the last epoch
@@ -12,27 +12,158 @@ share a disk.
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from common import files, progress
-from common.args import SHUFFLES
+from common.args import SHUFFLES, Args
+from common.data.loader import LOADER_VERSION
+from common.data.sources import FIRST_IMAGES, Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.layers import moving_statistics, random_states
-from common.training import run_directory
 from common.training.ema import AveragedWeights
 from common.weights import checkpoint_files, model_metadata, weight_files
+from common.weights.model_metadata import flatten
 
 KEEP = 2  # newest checkpoints; the newest one from the end of an epoch is also kept
 _SHARED = "state"
 _LOCAL = "rank"
+
+# --- what a run is ---
+
+RUN = "run.json"
+IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")
+LOOP_FLAGS = ("shuffle", "eval_every", "eval_every_steps", "patience", "save_every", "max_skipped_steps")
+LOADER = "loader_version"
+MAY_CHANGE = ("freeze", "freeze_batch_norm", LOADER)
+# With another number of replicas, a resumed run may also have other numbers of ranks and of steps per epoch.
+RESHARDED = ("num_replicas", "num_ranks", "steps_per_epoch")
+_SHOWN_CHARACTERS = 60
+DATA_SUMMARY = "data_summary"  # key of run.json
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """The values that tell one run from another: config, data, batch size, seed, ...
+
+    Attributes:
+        values: name -> JSON value; mappings are compared key by key.
+        defaults: "config.<field>" -> the value for runs that an earlier version saved, without the field.
+        of_all_ranks: like `values`, but only equal on all ranks: a resumed run may change them.
+        data_summary: `Source.summary` of the training data, for messages; not compared.
+    """
+
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    of_all_ranks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    data_summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        a: Args,
+        ranks: Ranks,
+        config: Any,
+        metadata: Mapping[str, Any],
+        *,
+        may_change: Collection[str],
+        source: Source | None = None,
+        **others: Any,
+    ) -> "Identity":
+        """Makes the identity of a run.
+
+        Args:
+            metadata: the metadata of the weights files.
+            may_change: names of the config fields that are not part of the identity.
+            source: the training data, if they are not synthetic.
+            others: name -> value, such as steps_per_epoch=1000; added to the identity.
+        """
+        fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
+        values = {
+            "config": {field.name: metadata["config"][field.name] for field in fields},
+            "data": metadata.get("train_data", "synthetic"),
+            "num_replicas": ranks.num_replicas,
+            "num_ranks": ranks.world_size,
+            LOADER: LOADER_VERSION,
+            **{name: metadata[name] for name in ("app", "num_classes", "label_map")},
+            **{name: getattr(a, name) for name in IDENTITY_FLAGS},
+            **others,
+        }
+        defaults = {f"config.{f.name}": f.default for f in fields if f.default is not dataclasses.MISSING}
+        of_all_ranks = {"config": metadata["config"], "eval_data": metadata.get("eval_data")}
+        of_all_ranks |= {name: getattr(a, name) for name in LOOP_FLAGS}
+        return cls(values, json.loads(json.dumps(defaults)), of_all_ranks, source.summary() if source else {})
+
+    def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Returns name -> (saved value, present value) of differing values."""
+        was, now = {**self.defaults, **flatten(saved)}, flatten(self.values)
+        names = sorted(was.keys() | now.keys())
+        pairs = {name: (was.get(name, "absent"), now.get(name, "absent")) for name in names}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def changes(self, saved: Mapping[str, Any]) -> "Changes":
+        """Compares this run with a saved identity: that of run.json, or that of a checkpoint's manifest."""
+        data_summary = saved.get(DATA_SUMMARY, {})
+        differences = self.differences({name: saved[name] for name in saved if name != DATA_SUMMARY})
+        may_change = {*MAY_CHANGE, *(RESHARDED if "num_replicas" in differences else ())}
+        refused = []
+        for name, (was, now) in differences.items():
+            if name == "data":
+                refused.append(_data_difference(data_summary, self.data_summary))
+            elif name not in may_change:
+                long = max(len(str(was)), len(str(now))) > _SHOWN_CHARACTERS
+                refused.append(f"{name} is not the same" if long else f"{name} was {was} and is now {now}")
+        names = sorted({name.partition(".")[0] for name in differences})
+        resharded = not differences.keys().isdisjoint(RESHARDED)
+        return Changes(names, refused, resharded, data_continues=not resharded and LOADER not in differences)
+
+    def write(self, directory: pathlib.Path) -> None:
+        """Writes run.json if its content changes."""
+        summary = {DATA_SUMMARY: self.data_summary} if self.data_summary else {}
+        content = json.dumps({**self.values, **summary}, indent=2).encode() + b"\n"
+        if not (directory / RUN).exists() or (directory / RUN).read_bytes() != content:
+            files.write_bytes(directory / RUN, content)
+
+
+class Changes(NamedTuple):
+    """What has changed since an identity was saved, and what follows.
+
+    Attributes:
+        names: the values that differ. If there are any, the run continues from the end of an epoch.
+        refused: a text for each difference with which the run cannot continue.
+        resharded: whether the number of ranks or replicas differs. Then an epoch may have another number of
+            steps, and nothing is restored that each rank has saved for itself.
+        data_continues: whether the saved positions in the data are valid. If not, the next epoch reads its
+            data from the start.
+    """
+
+    names: Sequence[str] = ()
+    refused: Sequence[str] = ()
+    resharded: bool = False
+    data_continues: bool = True
+
+
+def _data_difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Returns a text about the difference between two data sets, from their summaries."""
+    if not was or not now:  # data of one of them are synthetic
+        return "data is not the same"
+    parts = [f"{was[key]} -> {now[key]} {key}" for key in ("images", "boxes") if was[key] != now[key]]
+    before, after = (", ".join(summary[FIRST_IMAGES]) for summary in (was, now))
+    if before != after:
+        parts.append(f"{FIRST_IMAGES} {before} -> {after}")
+    equal = "the same numbers of images and boxes, but other images, boxes or classes"
+    return f"data is not the same ({'; '.join(parts) or equal})"
+
+
+# --- where a run is ---
 
 
 @dataclasses.dataclass
@@ -65,8 +196,6 @@ class RunState:
 
     def choose_shuffle(self, flag: str | None) -> str:
         """Returns the value of --shuffle, or by default the one that the run has used, or else "global"."""
-        if self.loader_options:
-            self.loader_options.setdefault("shuffle", "buffer")  # of runs that are older than the flag
         return flag or self.loader_options.get("shuffle", SHUFFLES[0])
 
     @classmethod
@@ -87,6 +216,9 @@ class RunState:
                 f"{', '.join(differing)}. Continue with that version, or give --overwrite to start anew"
             )
         return cls(**values)
+
+
+# --- find, restore and save ---
 
 
 class Checkpoints:
@@ -114,10 +246,10 @@ class Checkpoints:
         ema: AveragedWeights,
         *,
         metadata: Mapping[str, Any],
-        identity: run_directory.Identity,
+        identity: Identity,
     ) -> None:
         self._checkpoint: tuple[str, dict[str, Any]] | None = None  # to restore: its name and its manifest
-        self._changed: list[str] = []  # names of the values in the identity that differ from that checkpoint
+        self._changes = Changes()  # of the identity, since that checkpoint
         self._superseded: list[pathlib.Path] = []  # newer checkpoints, which the next `save` removes
         self._ranks, self._optimizer, self._identity = ranks, optimizer, identity
         self._metadata = {**metadata, "identity": dict(identity.values)}
@@ -158,19 +290,18 @@ class Checkpoints:
             if self._ranks.rank == 0:
                 with files.user_errors(f"--output_dir={self._directory.parent}"):
                     checkpoint = self._newest(boundary=False)
-                    if checkpoint and self._changes(checkpoint):
+                    if checkpoint and self._identity.changes(checkpoint[1]["identity"]).names:
                         checkpoint = self._newest(boundary=True)
-                if checkpoint:
-                    RunState.from_json(checkpoint[1]["state"], f"checkpoint {checkpoint[0]}")
         self._checkpoint = self._ranks.broadcast_object(checkpoint)
         if self._checkpoint is None:
             return None
         name, manifest = self._checkpoint
-        self._changed = self._changes(self._checkpoint)
-        state = RunState.from_json(manifest["state"], f"checkpoint {name}")
-        if self._is_resharded():
+        self._changes = self._identity.changes(manifest["identity"])
+        with self._ranks.raise_on_any_rank():
+            state = RunState.from_json(manifest["state"], f"checkpoint {name}")
+        if self._changes.resharded:
             state.step = state.epoch * self._identity.values["steps_per_epoch"]
-        if not self._data_continues():
+        if not self._changes.data_continues:
             state.loader_options, state.batches_read = {}, 0
         return state
 
@@ -205,13 +336,13 @@ class Checkpoints:
                 parts = [{file.suffix: file.read_bytes() for file in paths} for paths in files_of]
         self._ranks.broadcast(self._variables)
         parts = self._ranks.broadcast_object(parts)
-        if self._is_resharded():
+        if self._changes.resharded:
             inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
             for optimizer in {self._optimizer, inner}:
                 # `_iterations` counts batches, `iterations` counts updates.
                 optimizer._iterations.assign(state.step)
         else:
-            continues = self._data_continues()
+            continues = self._changes.data_continues
             with self._ranks.raise_on_any_rank(), _in_memory() as prefix:
                 for suffix, content in parts[self._ranks.rank].items():
                     tf.io.write_file(prefix + suffix, content)
@@ -220,11 +351,11 @@ class Checkpoints:
         with self._ranks.raise_on_any_rank():  # only now: a start that is refused changes no file
             if self._ranks.rank == 0:
                 with files.user_errors(f"--output_dir={self._directory.parent}"):
-                    run_directory.write_identity(self._directory.parent, self._identity)
+                    self._identity.write(self._directory.parent)
         within = f" and {progress.counted(state.step_in_epoch, 'step')}" if state.step_in_epoch else ""
         progress.log(f"resumed after epoch {state.epoch}{within} (step {state.step})")
-        if self._changed:
-            names = ", ".join(self._changed)
+        if self._changes.names:
+            names = ", ".join(self._changes.names)
             progress.log(f"  changed: {names}; the run continues from an epoch's end, results may differ")
         if self._superseded:
             names = ", ".join(path.name for path in self._superseded)
@@ -258,19 +389,6 @@ class Checkpoints:
 
     def _local(self, iterators: Sequence[Iterator]) -> tf.train.Checkpoint:
         return tf.train.Checkpoint(iterators=list(iterators), seeds=self._seeds, statistics=self._statistics)
-
-    def _changes(self, checkpoint: tuple[str, dict[str, Any]]) -> list[str]:
-        """Returns the names of the values in the identity that differ from the checkpoint."""
-        differences = self._identity.differences(checkpoint[1].get("identity", {}))
-        return sorted({name.partition(".")[0] for name in differences})
-
-    def _is_resharded(self) -> bool:
-        """Whether a run with another number of ranks or replicas saved the checkpoint."""
-        return not set(run_directory.RESHARDED).isdisjoint(self._changed)
-
-    def _data_continues(self) -> bool:
-        """Whether the positions in the data of the checkpoint are valid for this run."""
-        return not self._is_resharded() and "loader_version" not in self._changed
 
     def _newest(self, *, boundary: bool) -> tuple[str, dict[str, Any]] | None:
         path = checkpoint_files.newest(self._directory, boundary=boundary)

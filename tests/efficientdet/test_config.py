@@ -6,7 +6,7 @@ from common import hparams
 from common.args import Args
 from common.data.labels import LabelMap
 from common.distributed.ranks import Ranks
-from common.training.run_directory import Identity
+from common.training.checkpoints import Identity
 from efficientdet.config import DETECTION_FIELDS, LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.model_metadata import make_metadata
 

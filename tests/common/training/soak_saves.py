@@ -24,9 +24,8 @@ import keras
 import tensorflow as tf
 
 from common.distributed.ranks import Ranks
-from common.training.checkpoints import Checkpoints, RunState
+from common.training.checkpoints import Checkpoints, Identity, RunState
 from common.training.ema import AveragedWeights
-from common.training.run_directory import Identity
 from common.weights.checkpoint_files import saved as saved_checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

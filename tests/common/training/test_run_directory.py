@@ -6,7 +6,7 @@ import pytest
 from common.args import Args
 from common.distributed.ranks import Ranks
 from common.training import run_directory
-from common.training.run_directory import Identity
+from common.training.checkpoints import Identity
 from tests.common.reading import numbered_images
 from tests.common.thread_ranks import run_on_ranks
 from tests.refusal import refusal
@@ -173,14 +173,6 @@ def test_output_dir_of_a_run_with_a_changed_config_field_is_refused(tmp_path, co
 
 def test_config_field_that_may_change_between_sessions_must_be_equal_on_all_ranks():
     assert identity_of(Config(8, epochs=3)).of_all_ranks["config"]["epochs"] == 3
-
-
-def test_run_json_of_an_older_version_without_the_flag_freeze_batch_norm_is_accepted(tmp_path):
-    """Earlier versions did not have this flag."""
-    claim(tmp_path, identity_of(Config(8)))
-    older = json.loads((tmp_path / "run.json").read_text())
-    assert older.pop("freeze_batch_norm") is False
-    assert not identity_of(Config(8)).differences(older)
 
 
 # --- files in the way ---
