@@ -16,7 +16,11 @@ from common.hparams import Count, CountOrZero, Detection, Loader, NotNegative, P
 
 @dataclasses.dataclass(frozen=True)
 class EfficientDetConfig:
-    """The configuration of one model: its structure and recipe. Sizes are (height, width) in pixels."""
+    """The configuration of one model: its structure and recipe. Sizes are (height, width) in pixels.
+
+    Types such as `Share` limit values. `Loader[...]` marks what changes training images, `Detection[...]`
+    what changes only how outputs become detections (common/hparams.py).
+    """
 
     # --- the network ---
     model_name: str

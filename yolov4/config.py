@@ -29,7 +29,11 @@ FILL = 127  # grey level of the padding, as in Darknet's evaluation (src/image.c
 
 @dataclasses.dataclass(frozen=True)
 class YOLOv4Config:
-    """The configuration of one model: its structure and recipe. Sizes are (height, width) in pixels."""
+    """The configuration of one model: its structure and recipe. Sizes are (height, width) in pixels.
+
+    Types such as `Share` limit values. `Loader[...]` marks what changes training images, `Detection[...]`
+    what changes only how outputs become detections (common/hparams.py).
+    """
 
     # --- the network ---
     model_name: str
