@@ -195,7 +195,11 @@ def clean_json(annotations: "Annotations") -> bytes:
 
 
 def _target_boxes_ltwh_px(annotations: "Annotations") -> np.ndarray:
-    """Returns the boxes for training in pixels, float32 (M, 4), as DALI stores them."""
+    """Returns the boxes for training in pixels, float32 (M, 4), as a json holds them.
+
+    `fn.readers.coco` normalises boxes in float32. From these pixels, DALI and `write_dali_files` compute the
+    same bits, so boxes do not depend on how DALI gets them.
+    """
     targets = annotations.target_boxes
     sizes = np.repeat(annotations.image_sizes, np.diff(targets.row_splits), axis=0)
     scale = sizes[:, ::-1].astype(np.float64)  # (M, 2) width, height
