@@ -50,7 +50,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return outputs
 
     def _update(self, average: keras.Variable, value: tf.Tensor) -> None:
-        average.assign_sub((average - value) * (1.0 - self.momentum))
+        old = tf.convert_to_tensor(average)
+        average.assign(old - (old - value) * (1.0 - self.momentum))
 
 
 def is_cpu_only() -> bool:

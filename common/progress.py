@@ -1,6 +1,7 @@
 """Log lines and progress bars. They go to stderr, because stdout is for results."""
 
 import functools
+import gc
 import os
 import shutil
 import sys
@@ -82,7 +83,8 @@ def import_tensorflow() -> None:
     """Imports DALI and TensorFlow, and hides the lines that TensorFlow's C++ code prints.
 
     The lines are shown if the import fails, if TensorFlow finds no NVIDIA GPU, or with --verbosity=1.
-    DALI comes first, see `storage.check_dali`.
+    DALI comes first, see `storage.check_dali`. Python's garbage collector ignores what was imported: checking
+    it again and again would take a second until the first training step.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # TensorFlow itself uses oneDNN only on CPUs with AVX-512 VNNI or AMX, but it is faster on all x86 CPUs.
@@ -91,15 +93,22 @@ def import_tensorflow() -> None:
         return
     show_until_next("importing TensorFlow")
     sys.stderr.flush()
+    gc.disable()
     stderr, failed = os.dup(2), True
     with tempfile.TemporaryFile() as captured:
         os.dup2(captured.fileno(), 2)
         try:
             import nvidia.dali  # noqa: F401
+
+            # Keras would import all of matplotlib, for functions that are not used here.
+            sys.modules["matplotlib"] = None  # type: ignore[assignment]
             import tensorflow as tf
 
             failed = not tf.config.list_physical_devices("GPU") and os.path.exists("/dev/nvidiactl")
         finally:
+            sys.modules.pop("matplotlib", None)
+            gc.freeze()
+            gc.enable()
             os.dup2(stderr, 2)
             os.close(stderr)
             show_until_next("")

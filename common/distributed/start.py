@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_math_ops
 
 from common.distributed.horovod import HorovodRanks
@@ -63,6 +65,9 @@ def reproducible() -> None:
     This function adds only two tensors at a time. It turns off the graph optimizer that joins sums again
     (arithmetic_optimizer.cc, AddOpsRewriteStage).
 
+    The graph optimizer makes one pass instead of two, without its memory optimizer, which on a CPU only
+    changes sums of three or more tensors. The results stay the same, and the first step comes sooner.
+
     A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
     this function does nothing.
     """
@@ -70,6 +75,13 @@ def reproducible() -> None:
         return
     gen_math_ops.add_n = _add_in_pairs  # GradientTape and tf.add_n call gen_math_ops.add_n
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    options = rewriter_config_pb2.RewriterConfig(
+        meta_optimizer_iterations=rewriter_config_pb2.RewriterConfig.ONE,
+        memory_optimization=rewriter_config_pb2.RewriterConfig.NO_MEM_OPT,
+    )
+    # `tf.config.optimizer` has no names for these two options.
+    graph_options = config_pb2.GraphOptions(rewrite_options=options)
+    context.context()._config = config_pb2.ConfigProto(graph_options=graph_options)
 
 
 def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Tensor:
