@@ -101,12 +101,13 @@ def import_tensorflow() -> None:
             import nvidia.dali  # noqa: F401
 
             # Keras would import all of matplotlib, for functions that are not used here.
-            sys.modules["matplotlib"] = None  # type: ignore[assignment]
+            sys.modules.setdefault("matplotlib", None)  # type: ignore[arg-type]
             import tensorflow as tf
 
             failed = not tf.config.list_physical_devices("GPU") and os.path.exists("/dev/nvidiactl")
         finally:
-            sys.modules.pop("matplotlib", None)
+            if sys.modules.get("matplotlib", True) is None:
+                del sys.modules["matplotlib"]
             gc.freeze()
             gc.enable()
             os.dup2(stderr, 2)
