@@ -65,8 +65,8 @@ def reproducible() -> None:
     This function adds only two tensors at a time. It turns off the graph optimizer that joins sums again
     (arithmetic_optimizer.cc, AddOpsRewriteStage).
 
-    The graph optimizer makes one pass instead of two, without its memory optimizer, which on a CPU only
-    changes sums of three or more tensors. The results stay the same, and the first step comes sooner.
+    The graph optimizer makes one pass instead of two, and its memory optimizer is off. Neither changed the
+    losses, and the first step comes sooner (docs/dev/performance_notes.md).
 
     A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
     this function does nothing.
@@ -74,14 +74,14 @@ def reproducible() -> None:
     if tf.config.list_physical_devices("GPU"):
         return
     gen_math_ops.add_n = _add_in_pairs  # GradientTape and tf.add_n call gen_math_ops.add_n
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    # `tf.config.optimizer` has no names for these two options. It makes TensorFlow read all options again.
     options = rewriter_config_pb2.RewriterConfig(
         meta_optimizer_iterations=rewriter_config_pb2.RewriterConfig.ONE,
         memory_optimization=rewriter_config_pb2.RewriterConfig.NO_MEM_OPT,
     )
-    # `tf.config.optimizer` has no names for these two options.
     graph_options = config_pb2.GraphOptions(rewrite_options=options)
     context.context()._config = config_pb2.ConfigProto(graph_options=graph_options)
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
 
 
 def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Tensor:
