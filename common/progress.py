@@ -99,15 +99,10 @@ def import_tensorflow() -> None:
         os.dup2(captured.fileno(), 2)
         try:
             import nvidia.dali  # noqa: F401
-
-            # Keras would import all of matplotlib, for functions that are not used here.
-            sys.modules.setdefault("matplotlib", None)  # type: ignore[arg-type]
             import tensorflow as tf
 
             failed = not tf.config.list_physical_devices("GPU") and os.path.exists("/dev/nvidiactl")
         finally:
-            if sys.modules.get("matplotlib", True) is None:
-                del sys.modules["matplotlib"]
             gc.freeze()
             gc.enable()
             os.dup2(stderr, 2)

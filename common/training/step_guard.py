@@ -9,7 +9,6 @@
 A skipped step changes nothing, and its image ids are logged. Too many skipped steps in a row end the run.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -77,6 +76,10 @@ def guarded_step(
         means = ranks.mean(values | {"stop": stop_requested})  # one collective call
         return gradients, {name: means[name] for name in (*values, "stop")}, local_finite
 
+    def restore_statistics(before: list[tf.Tensor]) -> None:
+        for variable, value in zip(statistics, before, strict=True):
+            variable.assign(value)
+
     @tf.function(jit_compile=xla, autograph=False)
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
         if every_gradient:
@@ -89,20 +92,12 @@ def guarded_step(
     def always_update(gradients: list[tf.Tensor]) -> None:
         update(gradients, None)
 
-    def restore_statistics(before: list[tf.Tensor]) -> None:
-        for variable, value in zip(statistics, before, strict=True):
-            variable.assign(value)
+    def on_replicas(function: Callable[[Any], None], argument: Any) -> tf.Tensor:
+        ranks.run(function, argument)
+        return tf.zeros([])  # both branches of a tf.cond must return the same types
 
-    # Two functions with a branch in Python take less time to trace than one function with tf.cond.
-    @tf.function(autograph=False)
-    def update_all(gradients: Any) -> None:
-        ranks.run(always_update, gradients)
-
-    @tf.function(autograph=False)
-    def restore_all(before: Any) -> None:
-        ranks.run(restore_statistics, before)
-
-    def compute(images: Any, targets: Any, stop_requested: tf.Tensor) -> tuple[StepResult, Any, Any]:
+    @tf.function(reduce_retracing=True, autograph=False)
+    def step(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
         gradients, values, local_finite = ranks.run(forward, images, targets, stop_requested)
         # If a value is not finite on one replica, its average is not finite either.
@@ -110,25 +105,17 @@ def guarded_step(
         finite = tf.math.is_finite(values["loss"])
         if not with_branch:
             finite = update_or_restore(gradients, finite, before)
-        elif every_gradient:
-            finite &= tf.math.is_finite(tf.linalg.global_norm(ranks.first(gradients)))
+        else:
+            if every_gradient:
+                finite &= tf.math.is_finite(tf.linalg.global_norm(ranks.first(gradients)))
+            tf.cond(
+                finite,
+                lambda: on_replicas(always_update, gradients),
+                lambda: on_replicas(restore_statistics, before),
+            )
         stop = values.pop("stop") > 0.0
         values = {name: tf.where(finite, value, tf.zeros_like(value)) for name, value in values.items()}
-        result = StepResult(values, finite, tf.stack(ranks.local(local_finite)), stop)
-        return result, gradients, before
-
-    compiled = functools.partial(tf.function, reduce_retracing=True, autograph=False)
-    if not with_branch:
-        return compiled(lambda images, targets, stop_requested: compute(images, targets, stop_requested)[0])
-    compute = compiled(compute)
-
-    def step(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
-        result, gradients, before = compute(images, targets, stop_requested)
-        if result.finite:
-            update_all(gradients)
-        else:
-            restore_all(before)
-        return result
+        return StepResult(values, finite, tf.stack(ranks.local(local_finite)), stop)
 
     return step
 
