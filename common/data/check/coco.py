@@ -24,14 +24,13 @@ class ObjectTable:
         rows: array (N,) from `table_of`; NONE and NaN replace invalid values.
         sizes: int64 (I, 2), width and height of the images.
         files: the file names of the images.
-        image_row: int64 (N,), index of each annotation's image; NONE if it is unknown.
+        image_row: int64 (N,), index of each annotation's image; NONE if its `image_id` is unknown.
         is_negative: bool (N,), whether a side of the box is negative.
     """
 
-    image_row: np.ndarray
-
     def __init__(self, rows: np.ndarray, images: Sequence[CocoImage]):
         self.rows = rows
+        self.image_row = _find_ids(rows["image_id"], np.array([image.id for image in images], np.int64))
         self.sizes = sizes_of(images)[:, ::-1].astype(np.int64)
         self.files = [image.file_name for image in images]
         self.is_negative = np.any(rows["bbox"][:, 2:] < 0, axis=1)
@@ -69,8 +68,10 @@ def check_lists(lists: dict[str, list | None], table: ObjectTable, issues: Issue
     issues.add_repeats("repeated-annotation-id", "annotation", numbers, "annotations[{}]".format)
     issues.add_each("box-negative", np.flatnonzero(table.is_negative), table.name_with_box)
     if categories is not None:
-        _check_references(table, "unknown-category", _check_categories(categories, issues), issues)
-    table.image_row = _check_references(table, "unknown-image", np.array(ids, np.int64), issues)
+        known = _check_categories(categories, issues)
+        rows = _find_ids(table.rows["category_id"], known)
+        _check_references(table, "category", rows, known, issues)
+    _check_references(table, "image", table.image_row, np.array(ids, np.int64), issues)
     if images:
         boxes = table.rows["bbox"]
         rows = table.rows_of(np.all(table.sizes > 1, axis=1))
@@ -79,27 +80,29 @@ def check_lists(lists: dict[str, list | None], table: ObjectTable, issues: Issue
         check_unit(boxes[rows], sizes, lambda i: table.name_in_image(rows[i]), issues)
 
 
-def _check_references(objects: ObjectTable, kind: str, known: np.ndarray, issues: Issues) -> np.ndarray:
+def _find_ids(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Returns the index into `known` of each id, int64 (N,); NONE if the id is NONE or not in `known`."""
+    return np.where(ids == NONE, NONE, find_rows(ids, known))
+
+
+def _check_references(
+    objects: ObjectTable, of: str, rows: np.ndarray, known: np.ndarray, issues: Issues
+) -> None:
     """Reports annotations whose image or category does not exist.
 
     Args:
-        kind: the kind of issue to report, "unknown-image" or "unknown-category".
+        of: "image" or "category".
+        rows: int64 (N,), index into `known` of each annotation's image or category, from `_find_ids`.
         known: int64 (K,), the ids of all images or categories; NONE replaces an invalid id.
         issues: receives the unknown references.
-
-    Returns:
-        int64 (N,), index into `known` of each annotation's image or category; NONE if it does not exist.
     """
-    of = kind.removeprefix("unknown-")
     ids = objects.rows[f"{of}_id"]
-    rows = np.where(ids == NONE, NONE, find_rows(ids, known))
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
     # Reports no unknown ids if invalid or repeated ids in `known` can explain all of them.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(known) and len(np.unique(ids[unknown])) > num_lost:
         text = "{} has {}_id {}, which no {} has".format
-        issues.add_each(kind, unknown, lambda row: text(objects.name(row), of, ids[row], of))
-    return rows
+        issues.add_each(f"unknown-{of}", unknown, lambda row: text(objects.name(row), of, ids[row], of))
 
 
 def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
