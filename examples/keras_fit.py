@@ -40,8 +40,7 @@ from common.distributed.ranks import Ranks
 from common.distributed.start import seed_per_rank
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import evaluate
-from common.training import run_directory
-from common.training.checkpoints import Checkpoints, Identity, RunState
+from common.training.checkpoints import Checkpoints, Identity, RunState, check_directory, claim_directory
 from common.training.early_stopping import note_metric
 from common.training.ema import AveragedWeights
 from common.training.results import Results
@@ -171,8 +170,8 @@ def fit(a: Args) -> None:
     metadata = make_metadata(config, *fields)
     facts = {"loop": "keras_fit", "pipeline_type": loader.pipeline_type, "steps_per_epoch": steps}
     identity = Identity.of(a, ranks, config, metadata, source=data.train, may_change=("epochs",), **facts)
-    run_directory.check(a, ranks, identity)
-    directory = run_directory.claim(a, ranks, identity)
+    check_directory(a, ranks, identity)
+    directory = claim_directory(a, ranks, identity)
     checkpoints = Checkpoints(directory, ranks, network, optimizer, ema, metadata=metadata, identity=identity)
     state = checkpoints.find() or RunState()
     epochs_done = state.epoch

@@ -62,8 +62,8 @@ from common.distributed.ranks import Ranks
 from common.distributed.start import synchronize
 from common.evaluation.evaluate import evaluate
 from common.layers import limit_bn_momentum
-from common.training import run_directory, step_guard
-from common.training.checkpoints import Checkpoints, Identity, RunState
+from common.training import step_guard
+from common.training.checkpoints import Checkpoints, Identity, RunState, check_directory, claim_directory
 from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
 from common.training.optimizers import apply_if
@@ -112,7 +112,7 @@ def train(a: Args) -> dict | None:
     may_change = ("epochs", "close_mosaic", *DETECTION_FIELDS)
     loading = {"pipeline_type": loader.pipeline_type, "steps_per_epoch": steps_per_epoch}
     identity = Identity.of(a, ranks, config, metadata, source=data.train, may_change=may_change, **loading)
-    resumed = run_directory.check(a, ranks, identity)
+    resumed = check_directory(a, ranks, identity)
 
     # --- Model ------------------------------------------------------------------------------------
     schedule = make_schedule(config, effective_batch, steps_per_epoch, accumulate_steps)
@@ -137,7 +137,7 @@ def train(a: Args) -> dict | None:
         ema = AveragedWeights(model, config.ema_decay)
 
     # --- Checkpoint: find the newest, open the data there, restore -----------------------------------
-    directory = run_directory.claim(a, ranks, identity)  # None on all ranks but rank 0
+    directory = claim_directory(a, ranks, identity)  # None on all ranks but rank 0
     manifest = metadata | {"flags": dataclasses.asdict(a)}
     checkpoints = Checkpoints(directory, ranks, model, optimizer, ema, metadata=manifest, identity=identity)
     state = checkpoints.find() or RunState()

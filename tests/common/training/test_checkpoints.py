@@ -19,8 +19,7 @@ from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
 from common.files import TEMPORARY
 from common.layers import moving_statistics
-from common.training import run_directory
-from common.training.checkpoints import Checkpoints, Identity, RunState
+from common.training.checkpoints import Checkpoints, Identity, RunState, check_directory, claim_directory
 from common.training.ema import AveragedWeights
 from common.weights import model_metadata
 from tests.common.thread_ranks import run_on_ranks
@@ -229,18 +228,18 @@ def test_run_with_a_changed_flag_and_no_checkpoint_of_a_complete_epoch_is_refuse
 def test_refused_start_with_another_number_of_ranks_leaves_run_json_as_it_is(tmp_path):
     one, two = Identity({"num_replicas": 1, "seed": 0}), Identity({"num_replicas": 2, "seed": 0})
     a = Args(output_dir=str(tmp_path))
-    run_directory.claim(a, Ranks(), one)
+    claim_directory(a, Ranks(), one)
     before = (tmp_path / "run.json").read_bytes()
     assert Training(tmp_path, **one.values).save(3)
-    assert run_directory.check(a, Ranks(), two)
-    run_directory.claim(a, Ranks(), two)
+    assert check_directory(a, Ranks(), two)
+    claim_directory(a, Ranks(), two)
     with pytest.raises(UserError, match=r"has no undamaged checkpoint from an epoch's end"):
         Training(tmp_path, **two.values).resume()
     assert (tmp_path / "run.json").read_bytes() == before
 
 
 def test_resumed_run_with_another_number_of_ranks_is_written_to_run_json(tmp_path):
-    run_directory.claim(Args(output_dir=str(tmp_path)), Ranks(), Identity({"num_replicas": 1}))
+    claim_directory(Args(output_dir=str(tmp_path)), Ranks(), Identity({"num_replicas": 1}))
     assert Training(tmp_path, num_replicas=1).save(4)
     assert Training(tmp_path, num_replicas=2).resume() == 4
     assert json.loads((tmp_path / "run.json").read_bytes())["num_replicas"] == 2

@@ -16,8 +16,8 @@ from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
 from common.training import run as run_module
-from common.training import run_directory, step_guard
-from common.training.checkpoints import Checkpoints, Identity, RunState
+from common.training import step_guard
+from common.training.checkpoints import Checkpoints, Identity, RunState, check_directory, claim_directory
 from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
 from common.training.results import EpochLog, Results
@@ -84,8 +84,8 @@ class Session:
     def train(self):
         metadata = {"app": "a", "eval_data": "f00"}
         identity = Identity({"batch_size": 2, "freeze": self.a.freeze, "steps_per_epoch": STEPS})
-        run_directory.check(self.a, self.ranks, identity)
-        directory = run_directory.claim(self.a, self.ranks, identity)
+        check_directory(self.a, self.ranks, identity)
+        directory = claim_directory(self.a, self.ranks, identity)
         self.ema = AveragedWeights(self.model, 0.9)
         trained = self.ranks, self.model, self.optimizer, self.ema
         checkpoints = Checkpoints(directory, *trained, metadata=metadata, identity=identity)

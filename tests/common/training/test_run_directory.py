@@ -4,8 +4,9 @@ import json
 import pytest
 
 from common.args import Args
+from common.data.sources import FIRST_IMAGES
 from common.distributed.ranks import Ranks
-from common.training import run_directory
+from common.training import checkpoints
 from common.training.checkpoints import Identity
 from tests.common.reading import numbered_images
 from tests.common.thread_ranks import run_on_ranks
@@ -15,12 +16,12 @@ IDENTITY = Identity({"app": "efficientdet", "config": {"image_size": [512, 512],
 
 
 def check(path, identity, ranks=None, **flags):
-    return run_directory.check(Args(output_dir=str(path), **flags), ranks or Ranks(), identity)
+    return checkpoints.check_directory(Args(output_dir=str(path), **flags), ranks or Ranks(), identity)
 
 
 def claim(path, identity, **flags):
     check(path, identity, **flags)
-    return run_directory.claim(Args(output_dir=str(path), **flags), Ranks(), identity)
+    return checkpoints.claim_directory(Args(output_dir=str(path), **flags), Ranks(), identity)
 
 
 def test_output_dir_of_the_same_run_is_resumed(tmp_path):
@@ -178,10 +179,11 @@ def test_config_field_that_may_change_between_sessions_must_be_equal_on_all_rank
 # --- files in the way ---
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '"x"'])
+@pytest.mark.parametrize("content", ["{", "[]", '"x"', '{"data": "y", "data_summary": {"images": 1}}'])
 def test_damaged_run_json_is_refused(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
-    assert "run.json is damaged" in refusal(check, tmp_path, IDENTITY)
+    identity = Identity({"data": "x"}, data_summary={"images": 1, "boxes": 1, FIRST_IMAGES: ["a.jpg"]})
+    assert "run.json is damaged" in refusal(check, tmp_path, identity)
 
 
 def test_output_dir_that_is_a_file_is_refused(tmp_path):
