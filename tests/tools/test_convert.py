@@ -506,6 +506,13 @@ def test_joined_jsons_have_the_images_and_boxes_of_both_with_new_ids(tmp_path):
     assert joined.image_ids.tolist() == list(range(1, 2 * originals[0].num_images + 1))
 
 
+def test_jsons_that_name_the_same_image_are_not_joined(tmp_path):
+    images, json_path = draw_images(tmp_path), write_json(tmp_path, SMALL)
+    options = {"input": f"{json_path}, {json_path}", "images": f"{images},{images}"}
+    message = refused("coco", "coco", **options, output=tmp_path / "both.json")
+    assert SMALL["images"][0]["file_name"] in message and "is an image of more than one json" in message
+
+
 def test_jsons_with_different_categories_or_too_few_directories_are_not_joined(tmp_path):
     images = draw_images(tmp_path)
     (tmp_path / "other").mkdir()
@@ -515,4 +522,4 @@ def test_jsons_with_different_categories_or_too_few_directories_are_not_joined(t
     message = refused("coco", "coco", **options, images=f"{images},{images}")
     assert "need the same categories: category 77 is 'whale', in " in message and "it is absent" in message
     message = refused("coco", "coco", **options, images=images)
-    assert "--input names 2 files, but --images 1 directories: give one for each" in message
+    assert "--input names 2 files, but --images 1 folder: give one for each" in message

@@ -1,5 +1,6 @@
 """Joins several COCO jsons, each with a directory of images, to one data set."""
 
+import collections
 import dataclasses
 import itertools
 import os
@@ -10,6 +11,7 @@ import numpy as np
 
 from common.data.annotations import Annotations
 from common.errors import UserError
+from common.progress import counted
 
 
 def coco_inputs(files: str, directories: str | None) -> list[tuple[str, str]]:
@@ -18,10 +20,11 @@ def coco_inputs(files: str, directories: str | None) -> list[tuple[str, str]]:
         raise UserError("--from=coco needs --images=DIR, the directory that the json's file names refer to")
     if os.path.exists(files):  # the name of a file may have a comma
         return [(files, directories)]
-    names, folders = files.split(","), directories.split(",")
+    names, folders = ([path.strip() for path in paths.split(",")] for paths in (files, directories))
     if len(names) != len(folders):
         raise UserError(
-            f"--input names {len(names)} files, but --images {len(folders)} directories: give one for each"
+            f"--input names {counted(len(names), 'file')}, but --images "
+            f"{counted(len(folders), 'folder')}: give one for each"
         )
     return list(zip(names, folders, strict=True))
 
@@ -39,11 +42,17 @@ def join(inputs: list[tuple[str, str]], load: Callable[[str, str], Annotations])
         if differences:
             raise UserError(f"jsons to join need the same categories: {differences[0]}")
     offsets = np.cumsum([0, *(part.num_images for part in parts)])
-    names = (
+    names = [
         os.path.normpath(os.path.join(os.path.relpath(directory, root), name))
         for (_, directory), part in zip(inputs, parts, strict=True)
         for name in part.file_names
-    )
+    ]
+    if len(set(names)) < len(names):
+        repeated = next(name for name, count in collections.Counter(names).items() if count > 1)
+        raise UserError(
+            f"{os.path.join(root, repeated)} is an image of more than one json: join only jsons of different "
+            "images, because each copy of an image would lack the boxes of the other json"
+        )
     names_of_arrays = ("image_sizes", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in names_of_arrays
@@ -51,7 +60,7 @@ def join(inputs: list[tuple[str, str]], load: Callable[[str, str], Annotations])
     joined = dataclasses.replace(
         first,
         image_ids=np.arange(1, offsets[-1] + 1),
-        file_names=list(names),
+        file_names=names,
         box_image=np.concatenate([part.box_image + i for part, i in zip(parts, offsets, strict=False)]),
         origin=", ".join(part.origin for part in parts),
         issues=list(itertools.chain(*(part.issues for part in parts))),
