@@ -43,6 +43,7 @@ def test_outputs_example_reports_a_directory_with_too_few_images_in_one_line(tmp
         runpy.run_path(str(EXAMPLE), run_name="__main__")
 
 
+@pytest.mark.slow
 def test_pytorch_loader_of_the_outputs_example_gives_each_image_once(tmp_path):
     if not TORCH.exists():
         pytest.skip("no PyTorch: make torch")
