@@ -79,7 +79,8 @@ def min_iou_crop(
     threshold. If DALI finds no such crop, it draws again.
 
     Returns:
-        The crop; the boxes whose centre is in the crop, still normalised by the image; their labels.
+        The crop; the boxes whose centre is in the crop, clipped to it, still normalised by the image; their
+        labels.
     """
     outputs: Any = fn.random_bbox_crop(
         boxes,
@@ -117,7 +118,10 @@ def _fit(window: DataNode, image_size: tuple[int, int]) -> CropResize:
 def random_crop(
     config: EfficientDetConfig, size: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[CropResize, DataNode, DataNode]:
-    """Crops as in `config.augmentation`. Returns the crop, the boxes (normalised by the image) and labels."""
+    """Crops as in `config.augmentation`. Returns the crop, the boxes (normalised by the image) and labels.
+
+    Only `min_iou_crop` changes boxes and labels.
+    """
     if config.augmentation == "min_iou_crop":
         return min_iou_crop(size, boxes, labels, config.image_size)
     if config.augmentation == "scale_jitter":

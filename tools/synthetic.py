@@ -22,7 +22,7 @@ import numpy as np
 from absl import flags
 from PIL import Image, ImageDraw, ImageFilter
 
-from common import errors
+from common import errors, progress
 from common.errors import UserError
 from common.files import user_errors, write_bytes
 
@@ -324,7 +324,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 def main() -> None:
     fv = flags.FLAGS
     path = draw_dataset(fv.output_dir, fv.num_images, fv.seed, fv.style)
-    print(f"drew {fv.num_images} images: {path}")
+    print(f"drew {progress.counted(fv.num_images, 'image')}: {path}")
 
 
 if __name__ == "__main__":

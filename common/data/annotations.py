@@ -91,6 +91,7 @@ class Annotations:
 
     @functools.cached_property
     def target_boxes(self) -> TargetBoxes:
+        """Returns the boxes for training: without crowds and boxes that have no area inside their image."""
         boxes, clipped, has_area = self.clipped_boxes
         is_target = has_area & ~self.is_crowd
         return TargetBoxes(

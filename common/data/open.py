@@ -53,7 +53,7 @@ def open_data(a: Args, ranks: "Ranks", max_instances: int, *, synthetic_classes:
     """Opens and checks the data of train.py. One rank per host goes first, so that the others use its caches.
 
     Args:
-        max_instances: largest number of boxes that are kept per image.
+        max_instances: largest number of boxes of an image in a batch. For a message: none is dropped here.
         synthetic_classes: number of classes of synthetic data.
 
     Raises:

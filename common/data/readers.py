@@ -149,9 +149,10 @@ LAST_FILE = "original_ids.dat"  # of write_dali_files, in the order of their nam
 def write_dali_files(directory: pathlib.Path, annotations: "Annotations") -> None:
     """Writes the files that `save_preprocessed_annotations` of `fn.readers.coco` would write.
 
-    DALI reads them faster than a json, and needs less memory. But it cannot read a file name with a space.
-    An array is stored after its length, uint32. DALI converts boxes in float32
-    (dali/operators/reader/loader/coco_loader.cc).
+    DALI reads them faster than a json, and needs less memory. But it cannot read a file name with a space:
+    then it reads `clean_json`, whose boxes are ltwh in pixels, and normalises these in float32
+    (dali/operators/reader/loader/coco_loader.cc). This function does the same arithmetic, so that a space in
+    a file name changes no bit of a box. An array is stored after its length, uint32.
     """
     targets = annotations.target_boxes
     left_top, sides = np.split(_target_boxes_ltwh_px(annotations), 2, axis=1)
@@ -195,11 +196,7 @@ def clean_json(annotations: "Annotations") -> bytes:
 
 
 def _target_boxes_ltwh_px(annotations: "Annotations") -> np.ndarray:
-    """Returns the boxes for training in pixels, float32 (M, 4), as a json holds them.
-
-    `fn.readers.coco` normalises boxes in float32. From these pixels, DALI and `write_dali_files` compute the
-    same bits, so boxes do not depend on how DALI gets them.
-    """
+    """Returns the boxes for training in pixels, float32 (M, 4), as `clean_json` holds them."""
     targets = annotations.target_boxes
     sizes = np.repeat(annotations.image_sizes, np.diff(targets.row_splits), axis=0)
     scale = sizes[:, ::-1].astype(np.float64)  # (M, 2) width, height

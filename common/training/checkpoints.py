@@ -99,7 +99,7 @@ class Identity:
         fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
         values = {
             "config": {field.name: metadata["config"][field.name] for field in fields},
-            "data": metadata.get("train_data", "synthetic"),
+            "data": metadata.get("train_data", "synthetic"),  # Source.fingerprint: of names and boxes
             "num_replicas": ranks.num_replicas,
             "num_ranks": ranks.world_size,
             LOADER: LOADER_VERSION,
@@ -390,7 +390,9 @@ class Checkpoints:
 
         Returns:
             The state in the checkpoint; None for a new run. It has no `loader_options` if the loaders or the
-            number of ranks have changed: the next epoch then reads its data from the start.
+            number of ranks have changed: the next epoch then reads its data from the start. If the number of
+            ranks has changed, `step` is that of a run whose epochs all had the present number of steps, so
+            the learning rate continues at the same epoch.
 
         Raises:
             UserError: there are checkpoints, but none can be used.
