@@ -77,6 +77,8 @@ def make_schedule(config: EfficientDetConfig, effective_batch: int, steps_per_ep
     warmup_steps = min(round(warmup_steps), total_steps)
     if config.lr_schedule == "cosine":
         return Warmup(peak, start, warmup_steps, total_steps)
+    if config.lr_schedule != "milestones":
+        raise NotImplementedError(f"lr_schedule={config.lr_schedule}")
     milestones = [round(total_steps * milestone / config.iterations) for milestone in config.milestones]
     return Warmup(peak, start, warmup_steps, total_steps, milestones, config.lr_step_factor)
 

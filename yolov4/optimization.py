@@ -68,6 +68,8 @@ def make_schedule(
     The burn-in has config.burn_in_steps updates, but at most a tenth of all updates.
     """
     total = max(config.epochs * steps_per_epoch // accumulate_steps, 1)
+    if config.lr_schedule not in ("steps", "cosine"):
+        raise NotImplementedError(f"lr_schedule={config.lr_schedule}")
     has_steps = config.lr_schedule == "steps"
     return BurnIn(
         peak=config.learning_rate * effective_batch / config.reference_batch,
