@@ -50,8 +50,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return outputs
 
     def _update(self, average: keras.Variable, value: tf.Tensor) -> None:
-        old = tf.convert_to_tensor(average)
-        average.assign(old - (old - value) * (1.0 - self.momentum))
+        average.assign_sub((average - value) * (1.0 - self.momentum))
 
 
 def is_cpu_only() -> bool:

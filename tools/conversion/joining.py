@@ -33,6 +33,13 @@ def join(inputs: list[tuple[str, str]], load: Callable[[str, str], Annotations])
     """Returns the joined annotations, and the directory that contains all images.
 
     Image ids are numbers from 1 on. File names begin with the folder below this directory.
+
+    Args:
+        inputs: (json, directory of its images) of each part.
+        load: `load_coco` with the policy of the command.
+
+    Raises:
+        UserError: the categories of two jsons differ, or an image is in more than one json.
     """
     parts = [load(*pair) for pair in inputs]
     first, root = parts[0], os.path.relpath(os.path.commonpath([os.path.abspath(d) for _, d in inputs]))
