@@ -43,6 +43,16 @@ def test_epoch_row_of_a_resumed_epoch_has_means_sums_and_images_per_second(monke
     assert math.isnan(log.row(4, 2, learning_rate=0.5)["images_per_second"])
 
 
+def test_progress_bar_shows_new_means_at_every_tenth_and_at_the_last_step(monkeypatch):
+    log = EpochLog("epoch 1/1", 22, 0, {})
+    shown = []
+    bar = types.SimpleNamespace(step=lambda means: shown.append(means.get("loss")))
+    monkeypatch.setattr(log, "_bar", bar)
+    for step in range(1, 23):
+        log.add(step, {"loss": tf.constant(float(step))}, tf.constant(True))
+    assert shown == [None] * 9 + [5.5] * 10 + [10.5] * 2 + [11.5]
+
+
 def test_full_disk_loses_one_weights_file_and_training_continues(tmp_path, monkeypatch, capfd):
     log = make_results(tmp_path)
     with monkeypatch.context() as patch:

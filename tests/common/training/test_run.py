@@ -360,7 +360,7 @@ def test_overwrite_starts_the_run_anew(tmp_path):
 # --- signals and errors ---
 
 
-def test_signal_in_a_step_stops_the_run_after_saving_the_next_step(tmp_path, monkeypatch):
+def signal_in_step_5(monkeypatch):
     check = step_guard.StepGuard.check
 
     def signalled_check(guard, step, *arguments):
@@ -369,12 +369,9 @@ def test_signal_in_a_step_stops_the_run_after_saving_the_next_step(tmp_path, mon
         check(guard, step, *arguments)
 
     monkeypatch.setattr(step_guard.StepGuard, "check", signalled_check)
-    with pytest.raises(StoppedError, match="stopped by SIGTERM; saved after step 6"):
-        Session(tmp_path, save_every=0).train()
-    assert state_of(tmp_path)["step"] == 6
 
 
-def test_signal_in_an_evaluation_stops_the_run_at_the_next_batch(tmp_path, monkeypatch):
+def signal_in_evaluation(monkeypatch):
     beat = Watchdog.beat
 
     def signalled_beat(watchdog, doing, **place):
@@ -383,9 +380,30 @@ def test_signal_in_an_evaluation_stops_the_run_at_the_next_batch(tmp_path, monke
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Watchdog, "beat", signalled_beat)
+
+
+def test_signal_in_a_step_stops_the_run_after_saving_the_next_step(tmp_path, monkeypatch):
+    signal_in_step_5(monkeypatch)
+    with pytest.raises(StoppedError, match="stopped by SIGTERM; saved after step 6"):
+        Session(tmp_path, save_every=0).train()
+    assert state_of(tmp_path)["step"] == 6
+
+
+def test_signal_in_an_evaluation_stops_the_run_at_the_next_batch(tmp_path, monkeypatch):
+    signal_in_evaluation(monkeypatch)
     with pytest.raises(StoppedError, match="stopped by SIGTERM; saved after step 4"):
         Session(tmp_path, save_every=0).train()
     assert state_of(tmp_path)["step"] == 4
+
+
+@pytest.mark.parametrize("signal_in", [signal_in_step_5, signal_in_evaluation])
+def test_stopped_run_whose_checkpoint_cannot_be_saved_does_not_say_that_it_is_saved(
+    signal_in, tmp_path, monkeypatch
+):
+    signal_in(monkeypatch)
+    monkeypatch.setattr(checkpoint_files, "write", full_disk)
+    with pytest.raises(UserError, match=r"^the last checkpoint could not be saved"):
+        Session(tmp_path, save_every=0).train()
 
 
 def test_loader_error_in_training_is_a_user_error_that_names_the_loader(tmp_path, monkeypatch):
