@@ -6,12 +6,15 @@ Swish and Mish of large tensors are compiled by XLA to one loop. Small tensors d
 compiling takes a tenth of a second for each shape.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context
 
 FUSE_FROM = 2**17  # XLA compiles tensors with at least this many numbers per image
 
@@ -55,6 +58,32 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 def is_cpu_only() -> bool:
     return not tf.config.list_physical_devices("GPU")
+
+
+def unfused(function: Callable) -> Callable:
+    """Returns a tf.function of inference, so that a CPU computes convolution and batch norm separately.
+
+    TensorFlow's remapper joins them. If the weights are variables, oneDNN computes the joined operation
+    7 times slower on a CPU without AVX-512 (docs/dev/performance_notes.md). Other functions, such as the
+    training step, keep the remapper.
+    """
+    if not is_cpu_only():
+        return function
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        options = context.context().function_call_options
+        config = config_pb2.ConfigProto.FromString(options.config_proto_serialized)
+        config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
+        context.context().function_call_options = context.FunctionCallOptions(
+            options.executor_type, config_proto=config
+        )
+        try:
+            return function(*args, **kwargs)
+        finally:
+            context.context().function_call_options = options
+
+    return run
 
 
 def random_states(model: keras.Model) -> list[tf.Variable]:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.errors import UserError
+from common.layers import unfused
 from common.progress import log_once
 
 Outputs = dict[str, np.ndarray]
@@ -65,7 +66,7 @@ def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callab
 
 def _open_saved_model(path: pathlib.Path) -> Run:
     loaded = tf.saved_model.load(str(path))
-    function = loaded.signatures[RESIZED]
+    function = unfused(loaded.signatures[RESIZED])
 
     # The default argument keeps `loaded` alive.
     def run(images: np.ndarray, image_sizes: np.ndarray, _kept: Any = loaded) -> Outputs:

@@ -12,6 +12,7 @@ from common import boxes as box_ops
 from common import hparams, letterbox
 from common.data.labels import LabelMap
 from common.errors import UserError
+from common.layers import unfused
 from common.nms import Detections
 from common.progress import log
 from common.weights import model_metadata
@@ -55,6 +56,7 @@ class App:
         """Returns a compiled detection function."""
         network, to_detections = self.make_halves(model, config)
 
+        @unfused
         @tf.function(reduce_retracing=True, autograph=False)
         def detect(images: tf.Tensor, letterbox_px: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return to_detections(network(images), letterbox_px)
@@ -64,6 +66,7 @@ class App:
     def make_halves(self, model: keras.Model, config: Any) -> tuple[Callable, Callable]:
         """Returns two functions: images -> outputs, and (outputs, letterbox) -> detections."""
 
+        @unfused
         @tf.function(reduce_retracing=True, autograph=False)
         def network(images: tf.Tensor) -> Any:
             return model(images, training=False)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.eager import context
 
 from common import layers
 from common.layers import BatchNormalization, Mish, Swish
@@ -204,3 +205,36 @@ def test_momentum_of_batch_norm_is_limited_in_short_runs(momentum, num_steps, li
     norm, images = BatchNormalization(momentum=momentum), keras.Input((4, 4, 2))
     layers.limit_bn_momentum(keras.Model(images, norm(images)), num_steps)
     assert norm.momentum == limited
+
+
+@pytest.fixture
+def optimized_operations():
+    """Returns a function that runs a function and returns the types of its optimized operations."""
+
+    def operations(function, *inputs) -> set[str]:
+        context.context().enable_graph_collection()
+        function(*inputs)
+        metadata = context.context().export_run_metadata()
+        context.context().disable_graph_collection()
+        graphs = [each.post_optimization_graph for each in metadata.function_graphs]
+        return {node.op for graph in graphs for node in graph.node}
+
+    return operations
+
+
+@pytest.mark.skipif(not layers.is_cpu_only(), reason="a GPU keeps the remapper")
+def test_unfused_function_runs_convolution_and_batch_norm_separately_and_other_functions_join_them(
+    optimized_operations,
+):
+    images = keras.Input([8, 8, 3])
+    outputs = layers.BatchNormalization()(keras.layers.Conv2D(4, 3, use_bias=False)(images))
+    model = keras.Model(images, outputs)
+
+    def network(images):
+        return model(images, training=False)
+
+    x = tf.random.normal([1, 8, 8, 3], seed=1)
+    separate, joined = layers.unfused(tf.function(network)), tf.function(network)
+    assert optimized_operations(separate, x) & {"FusedBatchNormV3", "_MklNativeFusedBatchNormV3"}
+    assert any("FusedConv2D" in operation for operation in optimized_operations(joined, x))
+    np.testing.assert_allclose(separate(x), joined(x), atol=1e-6)
