@@ -8,6 +8,7 @@ compiling takes a tenth of a second for each shape.
 
 import functools
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -60,14 +61,21 @@ def is_cpu_only() -> bool:
     return not tf.config.list_physical_devices("GPU")
 
 
-def unfused(function: Callable) -> Callable:
-    """Returns a tf.function of inference, so that a CPU computes convolution and batch norm separately.
+@functools.cache
+def has_avx512() -> bool:
+    """Whether the CPU has AVX-512. False where Linux's /proc/cpuinfo does not say so."""
+    file = pathlib.Path("/proc/cpuinfo")
+    return file.exists() and "avx512" in file.read_text()
 
-    TensorFlow's remapper joins them. If the weights are variables, oneDNN computes the joined operation
-    7 times slower on a CPU without AVX-512 (docs/dev/performance_notes.md). Other functions, such as the
-    training step, keep the remapper.
+
+def unfused(function: Callable) -> Callable:
+    """Returns a tf.function of inference that computes convolution and batch norm separately.
+
+    TensorFlow's remapper joins them. On a CPU without AVX-512, oneDNN computes the joined operation 7 to 20
+    times slower if the weights are variables (docs/dev/performance_notes.md#inference). On other devices,
+    and in other functions such as the training step, the remapper stays on.
     """
-    if not is_cpu_only():
+    if not is_cpu_only() or has_avx512():
         return function
 
     @functools.wraps(function)
