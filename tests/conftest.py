@@ -17,6 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import nvidia.dali  # noqa: F401 (before TensorFlow, see storage.check_dali)
@@ -45,10 +46,14 @@ with contextlib.suppress(OSError, ModuleNotFoundError):  # without a driver, or 
         tf.config.experimental.set_memory_growth(gpu, True)
 
 LONGEST_FIRST = (  # files, without their folders
-    *("test_own_data_pages.py", "test_stop_and_resume.py", "test_train_on_ranks.py", "test_examples_page.py"),
-    *("test_determinism.py", "test_examples.py", "test_bucket.py", "test_copy_this.py", "test_keras_fit.py"),
-    *("test_demo.py", "test_customize.py", "test_yolov4_pages.py", "test_train_efficientdet.py"),
-    *("test_train_yolov4.py", "test_ranks.py"),
+    *("test_train_on_ranks.py", "test_stop_and_resume.py", "test_pages.py", "test_train_efficientdet.py"),
+    *("test_bucket.py", "test_keras_fit.py", "test_determinism.py", "test_examples.py", "test_copy_this.py"),
+    *("test_demo.py", "test_customize.py", "test_train_yolov4.py", "test_ranks.py"),
+)
+# Long tests without common fixtures. Several test processes share the tests of such a file.
+SPLIT = (
+    *("test_stop_and_resume.py", "test_pages.py", "test_determinism.py", "test_examples.py"),
+    *("test_copy_this.py", "test_demo.py", "test_customize.py"),
 )
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared" / "data")).resolve()
@@ -71,6 +76,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if backend.GetCUDADeviceCount() == 0:
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="DALI sees no GPU"))
+
+
+@pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Returns the scheduler of --dist=loadfile, which gives each test of SPLIT to the next free process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduler(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return nodeid if file.endswith(SPLIT) else file
+
+    return Scheduler(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def _app_of(item: pytest.Item) -> str:

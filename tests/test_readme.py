@@ -21,11 +21,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
 PATHS = {path.stem: path for path in FILES}
 PAGES = {name: path.read_text() for name, path in PATHS.items()}
-# The commands of a group use files of earlier ones. Each group has its own test file and copy of the project.
-OWN_DATA_PAGES = ("README", "data", "training", "export", "troubleshooting", "benchmarks", "architecture")
-YOLOV4_PAGES = ("yolov4", "preprocessing")
-EXAMPLES_PAGES = ("examples",)
-PAGES_TO_RUN = (*OWN_DATA_PAGES, *YOLOV4_PAGES, *EXAMPLES_PAGES)
+# tests/pages/test_pages.py runs their commands.
+PAGES_TO_RUN = (
+    *("README", "data", "training", "export", "troubleshooting", "benchmarks", "architecture"),
+    *("yolov4", "preprocessing", "examples"),
+)
 # Pages without commands, and pages whose commands need other hosts, Docker, hours or a copy of the project.
 OTHER_PAGES = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),

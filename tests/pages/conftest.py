@@ -1,19 +1,40 @@
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import pytest
 
+from tests.commands import run_forked
 from tests.conftest import ROOT
 from tests.examples.standalone import source_with_small_network
-from tests.pages.running import DARKNET_FILE
+from tests.pages.running import DARKNET_FILE, small_command, training_of_readme
 from yolov4.darknet_weights import save_darknet
 from yolov4.model import build_model
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory, drawn) -> pathlib.Path:
+@pytest.fixture
+def project(once, drawn, tmp_path) -> pathlib.Path:
     """A copy of the product with synthetic data in my/. The single-file examples have a small network."""
-    directory = tmp_path_factory.mktemp("copy")
+    template = once("project", lambda directory: _write_project(directory, drawn))
+    return shutil.copytree(template, tmp_path / "project")
+
+
+@pytest.fixture
+def add_trained_run(once) -> Callable[[pathlib.Path], None]:
+    """A function that adds runs/mine to a project: the run of the README's command, with a small model."""
+
+    def train(directory: pathlib.Path, project: pathlib.Path) -> None:
+        run_forked(*small_command(training_of_readme()), cwd=project, eagerly=True)
+        shutil.copytree(project / "runs/mine", directory)
+
+    def add(project: pathlib.Path) -> None:
+        run = once("mine", lambda directory: train(directory, project))
+        shutil.copytree(run, project / "runs/mine", dirs_exist_ok=True)
+
+    return add
+
+
+def _write_project(directory: pathlib.Path, drawn: pathlib.Path) -> None:
     for name in ("efficientdet", "yolov4", "common", "examples", "tools", "benchmarks"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     for app in ("efficientdet", "yolov4"):
@@ -23,7 +44,6 @@ def project(tmp_path_factory, drawn) -> pathlib.Path:
     (directory / "my" / "records").mkdir()
     _write_voc_and_yolo(drawn, directory / "my")
     save_darknet(build_model("yolov4-tiny", 80), directory / DARKNET_FILE)
-    return directory
 
 
 def _write_voc_and_yolo(drawn: pathlib.Path, directory: pathlib.Path) -> None:
