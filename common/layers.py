@@ -71,8 +71,8 @@ def has_avx512() -> bool:
 def unfused(function: Callable) -> Callable:
     """Returns a tf.function of inference that computes convolution and batch norm separately.
 
-    TensorFlow's remapper joins them. On a CPU without AVX-512, oneDNN computes the joined operation 7 to 20
-    times slower if the weights are variables (docs/dev/performance_notes.md#inference). On other devices,
+    TensorFlow's remapper joins them. On a CPU without AVX-512, oneDNN makes a network 7 to 21 times slower
+    with it if the weights are variables (docs/dev/performance_notes.md#inference). On other devices,
     and in other functions such as the training step, the remapper stays on.
     """
     if not is_cpu_only() or has_avx512():
