@@ -29,7 +29,7 @@ from absl import flags
 
 from common import args, errors
 from common.args import InferArgs
-from common.progress import counted, import_tensorflow
+from common.progress import import_tensorflow
 
 define_flags = functools.partial(args.define, args_class=InferArgs)
 
@@ -58,12 +58,12 @@ def infer(a: InferArgs) -> list[dict[str, Any]]:
     """
     share_gpu_memory()
     job = InferenceJob(a)  # opens the images or the video
-    detect, config, label_map, _ = open_detector(APP, a.weights, a.image_size, a.hparams)
+    detect, config, label_map, weights = open_detector(APP, a.weights, a.image_size, a.hparams)
     job.check_categories(label_map)
     loader = make_loader(job.pipeline_type, source=job.source, config=config, **evaluation_options(a))
     start = time.monotonic()
     detections = predict(detect, loader, label_map, title="detecting", min_score=a.score_threshold)
-    print(f"{counted(job.source.size, 'image')} in {time.monotonic() - start:.1f} s, compiling included")
+    job.print_time(time.monotonic() - start, weights)
     return job.write(detections, label_map)
 
 

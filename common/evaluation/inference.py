@@ -19,8 +19,11 @@ from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, sheets, video
 from common.evaluation.drawing import Panel
 from common.files import make_output_directory, user_errors, write_bytes, write_file
+from common.layers import is_cpu_only
 from common.progress import Bar, counted, log
+from common.weights import model_metadata
 
+LONG = 30.0  # seconds of detection, after which a faster format is worth its export
 SHEET = "contact_sheet"
 MIN_PAIR_WIDTH = 640  # pixels, so that titles fit
 _SHOWN_DIFFERENCES = 3
@@ -115,6 +118,12 @@ class InferenceJob:
         if self._categories:
             for difference in self._categories.differences(label_map, here=f"in {self._a.image_info}"):
                 raise UserError(f"in the weights, {difference}: give weights trained on these categories")
+
+    def print_time(self, seconds: float, weights: pathlib.Path) -> None:
+        """Prints how long detection took. If long on a CPU, names the faster export of `weights`."""
+        print(f"{counted(self.source.size, self._unit)} in {seconds:.1f} s, compiling included")
+        if seconds > LONG and is_cpu_only() and not model_metadata.is_exported(weights):
+            print(f"on a CPU, export.py --format=litert is faster than {weights}: see docs/export.md")
 
     def write(self, detections: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
         """Writes all files, prints their paths, and returns the content of detections.json.

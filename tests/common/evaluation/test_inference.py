@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pathlib
 import re
 
 import PIL.Image
@@ -11,7 +12,7 @@ import pytest
 from common.args import InferArgs
 from common.data.labels import LabelMap
 from common.errors import UserError
-from common.evaluation import sheets
+from common.evaluation import inference, sheets
 from common.evaluation.inference import InferenceJob, look_up, read_image_info
 from tests.common.training.small_model import full_disk
 from tests.refusal import refusal
@@ -63,6 +64,20 @@ def test_inference_on_a_full_disk_is_a_user_error_and_writes_neither_pictures_no
         ready.write(DETECTIONS, LABELS)
     assert os.listdir(images / "out") == ["detections.json"]
     assert (images / "out" / "detections.json").read_text() == "earlier"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "weights", "named"),
+    [(29.0, "best.weights.h5", False), (31.0, "best.weights.h5", True), (31.0, "model.onnx", False)],
+)
+def test_only_long_inference_from_weights_on_a_cpu_names_the_faster_export(
+    images, seconds, weights, named, monkeypatch, capsys
+):
+    monkeypatch.setattr(inference, "is_cpu_only", lambda: True)
+    job(images, images / "out").print_time(seconds, pathlib.Path(weights))
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"2 images in {seconds:.1f} s, compiling included\n")
+    assert ("export.py --format=litert is faster than best.weights.h5" in printed) == named
 
 
 def test_input_images_of_the_same_file_name_get_one_output_image_each_of_the_input_size(jpeg, tmp_path):
