@@ -129,6 +129,9 @@ def run_case(ranks, case):
         "mean_statistics": [mean.numpy() for mean in ranks.mean_over_replicas(statistics)],
         "statistics_after_mean": copies(statistics),
     }
+    with averaged.swapped_in(ranks):
+        results["swapped_in"] = {"weights": copies(weights), "statistics": copies(statistics)}
+    results["swapped_out"] = state()
     if isinstance(optimizer, scaled):
         results["loss_scale"] = copies([optimizer.dynamic_scale.value])[0]
     if ranks.rank == 0:  # a collective operation on only one rank would hang

@@ -117,6 +117,19 @@ def test_averaging_batch_norm_statistics_over_replicas_returns_the_mean_and_chan
         assert np.array_equal(before, after)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_averages_are_swapped_in_equal_on_all_replicas_and_swapped_out_bit_for_bit(results, strategy):
+    ranks = results(strategy)
+    for rank in ranks:
+        swapped_in, swapped_out = (rank["statistics"][name] for name in ("swapped_in", "swapped_out"))
+        assert swapped_in["weights"] == rank["statistics"]["averages"]
+        means = [np.mean(values, axis=0) for values in replicas(ranks, "statistics", "average_statistics")]
+        for values, mean in zip(swapped_in["statistics"], means, strict=True):
+            for value in values:
+                np.testing.assert_allclose(value, mean, rtol=1e-6, atol=1e-7)
+        assert swapped_out == {name: rank["statistics"][name] for name in swapped_out}
+
+
 @pytest.mark.parametrize("strategy", TF_DISTRIBUTE)
 def test_tf_distribute_and_horovod_agree_on_each_replica_with_batch_statistics(results, strategy):
     ranks, expected = results(strategy), results("horovod")
