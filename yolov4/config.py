@@ -222,6 +222,7 @@ _NANO = _TINY | {
     "width": 0.5,
     "bn_momentum": 0.9,
     "objectness_bias": -4.0,
+    "class_prior": True,
     "anchors": (9, 9, 14, 14, 21, 21, 31, 31, 46, 46, 68, 68, 100, 100, 150, 150, 220, 220),
     "masks": ((0, 1, 2), (3, 4, 5), (6, 7, 8)),
     "scale_xy": (2.0, 2.0, 2.0),

@@ -109,7 +109,7 @@ def train(a: Args) -> dict | None:
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )
-    may_change = ("epochs", "close_mosaic", *DETECTION_FIELDS)
+    may_change = ("epochs", "close_mosaic", "class_prior", *DETECTION_FIELDS)  # class_prior: only new weights
     loading = {"pipeline_type": loader.pipeline_type, "steps_per_epoch": steps_per_epoch}
     identity = Identity.of(a, ranks, config, metadata, source=data.train, may_change=may_change, **loading)
     resumed = check_directory(a, ranks, identity)
