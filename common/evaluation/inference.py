@@ -123,7 +123,7 @@ class InferenceJob:
         """Prints how long detection took. If long on a CPU, names the faster export of `weights`."""
         print(f"{counted(self.source.size, self._unit)} in {seconds:.1f} s, compiling included")
         if seconds > LONG and is_cpu_only() and not model_metadata.is_exported(weights):
-            print(f"on a CPU, export.py --format=litert is faster than {weights}: see docs/export.md")
+            print(f"a LiteRT file (export.py --format=litert) is faster on a CPU than {weights}")
 
     def write(self, detections: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
         """Writes all files, prints their paths, and returns the content of detections.json.

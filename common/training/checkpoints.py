@@ -69,12 +69,14 @@ class Identity:
         defaults: "config.<field>" -> the value for runs that an earlier version saved, without the field.
         of_all_ranks: like `values`, but only equal on all ranks: a resumed run may change them.
         data_summary: `Source.summary` of the training data, for messages; not compared.
+        ignored: names that a saved identity may have, but that are not compared.
     """
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     of_all_ranks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     data_summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    ignored: Collection[str] = ()
 
     @classmethod
     def of(
@@ -110,12 +112,14 @@ class Identity:
         defaults = {f"config.{f.name}": f.default for f in fields if f.default is not dataclasses.MISSING}
         of_all_ranks = {"config": metadata["config"], "eval_data": metadata.get("eval_data")}
         of_all_ranks |= {name: getattr(a, name) for name in LOOP_FLAGS}
-        return cls(values, json.loads(json.dumps(defaults)), of_all_ranks, source.summary() if source else {})
+        summary = source.summary() if source else {}
+        ignored = [f"config.{name}" for name in may_change]  # an earlier version may have compared them
+        return cls(values, json.loads(json.dumps(defaults)), of_all_ranks, summary, ignored)
 
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Returns name -> (saved value, present value) of differing values."""
         was, now = {**self.defaults, **flatten(saved)}, flatten(self.values)
-        names = sorted(was.keys() | now.keys())
+        names = sorted((was.keys() | now.keys()) - set(self.ignored))
         pairs = {name: (was.get(name, "absent"), now.get(name, "absent")) for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

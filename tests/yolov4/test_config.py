@@ -19,6 +19,7 @@ DARKNET = (
     | {"bn_momentum": 0.99, "objectness_bias": 0.0, "close_mosaic": 0, "ema_decay": 0.0}
     | {"burn_in_steps": 1000, "burn_in_power": 4.0, "lr_schedule": "steps", "max_instances": 200}
     | {"optimizer": "sgd", "clip_norm": 0.0, "objectness_iou": 0.0, "neighbour_cells": False}
+    | {"class_prior": False}
 )
 PUBLISHED = {
     "yolov4": DARKNET
@@ -28,7 +29,7 @@ PUBLISHED = {
     | {"image_size": (416, 416), "iou_thresh": 1.0, "max_delta": 0.0, "multi_scale": 1.0, "epochs": 1082}
     | {"mosaic_prob": 0.0, "momentum": 0.9, "learning_rate": 0.00261, "width": 1.0},
     "yolov4-nano": {"image_size": (256, 256), "width": 0.5, "optimizer": "adam", "close_mosaic": 5}
-    | {"cls_normalizer": 8.0, "objectness_iou": 1.0},
+    | {"cls_normalizer": 8.0, "objectness_iou": 1.0, "class_prior": True},
 }
 
 

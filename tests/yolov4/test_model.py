@@ -142,7 +142,8 @@ def test_initial_kernels_are_uniform_as_in_darknet():
 
 
 def test_initial_batch_norms_and_biases_equal_darknet():
-    model = build_model("yolov4-nano", 2, (64, 64), config=dataclasses.replace(NANO, objectness_bias=-3.0))
+    config = dataclasses.replace(NANO, objectness_bias=-3.0, class_prior=False)
+    model = build_model("yolov4-nano", 4, (64, 64), config=config)
     for layer in model.layers:
         if layer.name.endswith(".bn"):
             assert layer.epsilon == 1e-5
@@ -151,7 +152,7 @@ def test_initial_batch_norms_and_biases_equal_darknet():
                 np.testing.assert_array_equal(values, expected)
             np.testing.assert_array_equal(layer.moving_variance, 1)
         elif layer.name in ("head.layer_30.conv", "head.layer_37.conv", "head.layer_45.conv"):
-            np.testing.assert_array_equal(layer.bias, 3 * [0, 0, 0, 0, -3, 0, 0])
+            np.testing.assert_array_equal(layer.bias, 3 * [0, 0, 0, 0, -3, 0, 0, 0, 0])
     heads = build_model("yolov4-nano", 2, (64, 64))(np.zeros((1, 64, 64, 3), np.float32))
     np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)
 

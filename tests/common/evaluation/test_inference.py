@@ -67,17 +67,22 @@ def test_inference_on_a_full_disk_is_a_user_error_and_writes_neither_pictures_no
 
 
 @pytest.mark.parametrize(
-    ("seconds", "weights", "named"),
-    [(29.0, "best.weights.h5", False), (31.0, "best.weights.h5", True), (31.0, "model.onnx", False)],
+    ("seconds", "weights", "cpu_only", "named"),
+    [
+        (31.0, "best.weights.h5", True, True),
+        (29.0, "best.weights.h5", True, False),
+        (31.0, "best.weights.h5", False, False),
+        (31.0, "model.onnx", True, False),
+    ],
 )
 def test_only_long_inference_from_weights_on_a_cpu_names_the_faster_export(
-    images, seconds, weights, named, monkeypatch, capsys
+    images, seconds, weights, cpu_only, named, monkeypatch, capsys
 ):
-    monkeypatch.setattr(inference, "is_cpu_only", lambda: True)
+    monkeypatch.setattr(inference, "is_cpu_only", lambda: cpu_only)
     job(images, images / "out").print_time(seconds, pathlib.Path(weights))
     printed = capsys.readouterr().out
     assert printed.startswith(f"2 images in {seconds:.1f} s, compiling included\n")
-    assert ("export.py --format=litert is faster than best.weights.h5" in printed) == named
+    assert ("export.py --format=litert) is faster on a CPU than best.weights.h5" in printed) == named
 
 
 def test_input_images_of_the_same_file_name_get_one_output_image_each_of_the_input_size(jpeg, tmp_path):

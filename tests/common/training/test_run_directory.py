@@ -147,10 +147,10 @@ class LaterConfig(Config):
     levels: tuple[int, ...] = (3, 4)
 
 
-def identity_of(config):
+def identity_of(config, may_change=("epochs",)):
     metadata = {"app": "a", "num_classes": 1, "label_map": "", "config": dataclasses.asdict(config)}
     metadata = json.loads(json.dumps(metadata))
-    return Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs",))
+    return Identity.of(Args(), Ranks(), config, metadata, may_change=may_change)
 
 
 @pytest.mark.parametrize("config", [LaterConfig(8), LaterConfig(8, epochs=3), Config(8, epochs=3)], ids=str)
@@ -170,6 +170,13 @@ CHANGED_CONFIGS = {
 def test_output_dir_of_a_run_with_a_changed_config_field_is_refused(tmp_path, config, difference):
     claim(tmp_path, identity_of(Config(8)))
     assert difference in refusal(check, tmp_path, identity_of(config))
+
+
+def test_saved_config_field_that_may_change_in_a_later_version_is_not_compared(tmp_path):
+    claim(tmp_path, identity_of(LaterConfig(8, dropout=0.5)))
+    later = identity_of(LaterConfig(8, dropout=0.0), may_change=("epochs", "dropout"))
+    check(tmp_path, later)
+    assert later.changes(json.loads((tmp_path / "run.json").read_text())).names == []
 
 
 def test_config_field_that_may_change_between_sessions_must_be_equal_on_all_ranks():
