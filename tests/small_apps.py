@@ -14,7 +14,7 @@ from common import args
 
 IMAGES = 12
 TINY = {
-    "efficientdet": "fpn_cells=1,head_repeats=1,min_level=4,max_level=5,optimizer=sgd",
+    "efficientdet": "fpn_cells=1,head_repeats=1,max_level=5,optimizer=sgd",
     "yolov4": "width=0.25,optimizer=sgd",
 }
 
