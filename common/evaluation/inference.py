@@ -23,10 +23,10 @@ from common.layers import is_cpu_only
 from common.progress import Bar, counted, log
 from common.weights import model_metadata
 
-LONG = 30.0  # seconds of detection, after which a faster format is worth its export
 SHEET = "contact_sheet"
 MIN_PAIR_WIDTH = 640  # pixels, so that titles fit
 _SHOWN_DIFFERENCES = 3
+_SLOW = 30.0  # seconds of detection, after which a faster format is worth its export
 
 
 class InferenceJob:
@@ -120,9 +120,9 @@ class InferenceJob:
                 raise UserError(f"in the weights, {difference}: give weights trained on these categories")
 
     def print_time(self, seconds: float, weights: pathlib.Path) -> None:
-        """Prints how long detection took. If long on a CPU, names the faster export of `weights`."""
+        """Prints how long detection took. If it was slow on a CPU, names an export faster than `weights`."""
         print(f"{counted(self.source.size, self._unit)} in {seconds:.1f} s, compiling included")
-        if seconds > LONG and is_cpu_only() and not model_metadata.is_exported(weights):
+        if seconds > _SLOW and is_cpu_only() and not model_metadata.is_exported(weights):
             print(f"a LiteRT file (export.py --format=litert) is faster on a CPU than {weights}")
 
     def write(self, detections: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
