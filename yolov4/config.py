@@ -216,7 +216,8 @@ _YOLOV4 = {
 }
 # Not published: yolov4-tiny with half the channels and smaller anchors. A laptop trains this model in
 # minutes. The box and class losses have larger weights than the objectness loss, because the model
-# otherwise learns boxes and classes late.
+# otherwise learns boxes and classes late. In so short a run, mosaics and strong colours cost AP
+# (docs/dev/performance_notes.md).
 _NANO = _TINY | {
     "backbone": "csp_darknet_nano",
     "width": 0.5,
@@ -227,8 +228,10 @@ _NANO = _TINY | {
     "masks": ((0, 1, 2), (3, 4, 5), (6, 7, 8)),
     "scale_xy": (2.0, 2.0, 2.0),
     "iou_thresh": 0.213,
-    "jitter": 0.2,
-    "mosaic_prob": 0.5,
+    "jitter": 0.1,
+    "hue": 10.0,
+    "saturation": 1.2,
+    "exposure": 1.2,
     "close_mosaic": 5,
     "max_instances": 100,
     "box_gradient": "exact",

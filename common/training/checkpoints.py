@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from common import files, progress
-from common.args import SHUFFLES, Args
+from common import files, hparams, progress
+from common.args import SHUFFLES, Args, read_flagfile
 from common.data.loader import LOADER_VERSION
 from common.data.sources import FIRST_IMAGES, Source
 from common.distributed.ranks import Ranks
@@ -175,6 +175,45 @@ def _data_difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         parts.append(f"{FIRST_IMAGES} {before} -> {after}")
     equal = "the same numbers of images and boxes, but other images, boxes or classes"
     return f"data is not the same ({'; '.join(parts) or equal})"
+
+
+# --- a run of an earlier version ---
+
+
+def keep_defaults(recipe: Any, a: Args, ranks: Ranks) -> Any:
+    """Returns `recipe` with the defaults that a resumed run started with.
+
+    A later version may have other defaults. They are the fields that the flags of the run (flags.txt) did not
+    set, and whose value in run.json is not that of `recipe`.
+
+    Args:
+        recipe: the config of a.model_name and a.augmentation_preset, without --hparams and other flags.
+    """
+    kept = _earlier_defaults(recipe, a) if ranks.rank == 0 and not a.overwrite else {}
+    kept = ranks.broadcast_object(kept)
+    for name, value in kept.items():
+        progress.log(f"this run keeps {name}={value}, although the default is now {getattr(recipe, name)}")
+    return hparams.replace(recipe, kept)
+
+
+def _earlier_defaults(recipe: Any, a: Args) -> dict[str, Any]:
+    directory = pathlib.Path(a.output_dir)
+    try:
+        saved = json.loads((directory / RUN).read_bytes())["config"]
+        flags_of_run = read_flagfile(directory / "flags.txt", type(a))
+        config_of_run = hparams.resolve(recipe, flags_of_run)
+        names = ("model_name", "augmentation_preset")
+        if any(getattr(flags_of_run, name) != getattr(a, name) for name in names):
+            return {}  # another run, which check_directory refuses
+        saved_fields = vars(recipe).keys() & saved.keys()
+        config_then = hparams.replace(recipe, {name: saved[name] for name in saved_fields})
+    except (OSError, ValueError, KeyError, TypeError, UserError):  # new, damaged or with unknown fields
+        return {}
+    return {
+        name: value
+        for name, value in vars(config_then).items()
+        if value != getattr(recipe, name) == getattr(config_of_run, name)
+    }
 
 
 # --- the run directory ---

@@ -7,15 +7,15 @@ from yolov4.config import DETECTION_FIELDS, LOADER_FIELDS, MODEL_NAMES, YOLOv4Co
 YOLOV4 = get_config("yolov4")
 EVERY_MODEL = (
     {"ignore_thresh": 0.7, "obj_normalizer": 1.0, "cls_normalizer": 1.0, "label_smoothing": 0.0}
-    | {"hue": 36.0, "saturation": 1.5, "exposure": 1.5, "flip_prob": 0.5}  # hue: 0.1 of a turn
-    | {"mosaic_tiles": "batch", "mixup_prob": 0.0, "cutmix_prob": 0.0}
+    | {"flip_prob": 0.5, "mosaic_tiles": "batch", "mixup_prob": 0.0, "cutmix_prob": 0.0}
     | {"min_box_size": 1.0, "antialias": True, "letterbox": False}
     | {"weight_decay": 0.0005, "reference_batch": 64, "lr_steps": (0.8, 0.9), "lr_step_factor": 0.1}
     | {"nms_method": "greedy", "diou_beta": 0.6, "nms_iou": 0.6, "score_threshold": 0.001}
     | {"nms_candidates": 1000, "max_detections": 100}
 )
 DARKNET = (
-    {"jitter": 0.3, "iou_normalizer": 0.07, "box_gradient": "darknet", "size_weighting": False}
+    {"hue": 36.0, "saturation": 1.5, "exposure": 1.5}  # hue: 0.1 of a turn
+    | {"jitter": 0.3, "iou_normalizer": 0.07, "box_gradient": "darknet", "size_weighting": False}
     | {"bn_momentum": 0.99, "objectness_bias": 0.0, "close_mosaic": 0, "ema_decay": 0.0}
     | {"burn_in_steps": 1000, "burn_in_power": 4.0, "lr_schedule": "steps", "max_instances": 200}
     | {"optimizer": "sgd", "clip_norm": 0.0, "objectness_iou": 0.0, "neighbour_cells": False}
@@ -29,7 +29,8 @@ PUBLISHED = {
     | {"image_size": (416, 416), "iou_thresh": 1.0, "max_delta": 0.0, "multi_scale": 1.0, "epochs": 1082}
     | {"mosaic_prob": 0.0, "momentum": 0.9, "learning_rate": 0.00261, "width": 1.0},
     "yolov4-nano": {"image_size": (256, 256), "width": 0.5, "optimizer": "adam", "close_mosaic": 5}
-    | {"cls_normalizer": 8.0, "objectness_iou": 1.0, "class_prior": True},
+    | {"cls_normalizer": 8.0, "objectness_iou": 1.0, "class_prior": True, "mosaic_prob": 0.0}
+    | {"jitter": 0.1, "hue": 10.0, "saturation": 1.2, "exposure": 1.2},  # as --augmentation_preset=light
 }
 
 

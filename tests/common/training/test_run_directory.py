@@ -37,6 +37,49 @@ def test_output_dir_of_the_same_run_is_resumed(tmp_path):
     assert (path / "results.csv").exists()
 
 
+# --- a run of a version with other defaults ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    jitter: float = 0.1
+    scales: tuple[float, ...] = (1.0, 2.0)
+    clip_norm: float = 10.0
+    epochs: int = 30
+
+
+EARLIER = {"jitter": 0.2, "scales": [1.0, 1.5, 2.0], "clip_norm": 5.0, "removed": 1}
+
+
+def recipe_of_run(path, *flags_of_run, **flags):
+    """Writes a run of EARLIER, whose flags were `flags_of_run`."""
+    (path / "run.json").write_text(json.dumps({"config": EARLIER}))
+    (path / "flags.txt").write_text("\n".join(["--augmentation_preset=default", *flags_of_run]))
+    return checkpoints.keep_defaults(Recipe(), Args(output_dir=str(path), **flags), Ranks())
+
+
+def test_resumed_run_keeps_the_defaults_it_started_with_except_those_its_flags_set(tmp_path, capsys):
+    kept = Recipe(jitter=0.2, scales=(1.0, 1.5, 2.0), clip_norm=5.0)
+    assert recipe_of_run(tmp_path) == kept
+    assert "this run keeps jitter=0.2, although the default is now 0.1\n" in capsys.readouterr().err
+    flags_of_run = ("--hparams=jitter=0.2", "--clip_norm=5")
+    assert recipe_of_run(tmp_path, *flags_of_run) == dataclasses.replace(kept, jitter=0.1, clip_norm=10.0)
+
+
+@pytest.mark.parametrize(
+    ("flags_of_run", "flags"),
+    [
+        ([], {"overwrite": True}),
+        ([], {"augmentation_preset": "light"}),
+        ([], {"model_name": "other"}),
+        (["--unknown=1"], {}),
+    ],
+    ids=["overwrite", "other preset", "other model", "unreadable flags"],
+)
+def test_run_that_cannot_be_resumed_has_the_present_defaults(tmp_path, flags_of_run, flags):
+    assert recipe_of_run(tmp_path, *flags_of_run, **flags) == Recipe()
+
+
 # --- what may differ between two sessions of a run ---
 
 
