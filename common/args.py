@@ -13,14 +13,11 @@ An entry point calls `install(define_flags)` under `__main__`. Importing this mo
 import dataclasses
 import math
 import os
-import pathlib
 import typing
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from absl import flags
-
-AnyArgs = TypeVar("AnyArgs")
 
 SHUFFLES = ("global", "buffer")
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
@@ -322,19 +319,3 @@ def flagfile(flag_values: dict) -> bytes:
     """Returns `--name=value` lines for `--flagfile=`. Omits --overwrite and all flags that are None."""
     values = {k: v for k, v in sorted(flag_values.items()) if v is not None and k != "overwrite"}
     return "".join(f"--{name}={value}\n" for name, value in values.items()).encode()
-
-
-def read_flagfile(path: pathlib.Path, args_class: type[AnyArgs]) -> AnyArgs:
-    """Reads the lines of `flagfile`.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: a flag is unknown, or its value is refused.
-    """
-    fv = flags.FlagValues()
-    define(fv, args_class)
-    try:
-        fv(["", *path.read_text().splitlines()])
-    except flags.Error as error:
-        raise ValueError(str(error)) from error
-    return args_class(**{name: fv[name].value for name in fv})

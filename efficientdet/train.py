@@ -57,14 +57,7 @@ from common.distributed.start import synchronize
 from common.evaluation.evaluate import evaluate
 from common.layers import limit_bn_momentum
 from common.training import step_guard
-from common.training.checkpoints import (
-    Checkpoints,
-    Identity,
-    RunState,
-    check_directory,
-    claim_directory,
-    keep_defaults,
-)
+from common.training.checkpoints import Checkpoints, Identity, RunState, check_directory, claim_directory
 from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
 from common.training.optimizers import apply_if
@@ -92,8 +85,7 @@ def train(a: Args) -> dict | None:
     """
     ranks = start_process(a)
     # Priority, from low to high: the model's row in config.py, --augmentation_preset, --hparams, other flags.
-    recipe = hparams.replace(get_config(a.model_name), PRESETS[a.augmentation_preset])
-    config = hparams.resolve(keep_defaults(recipe, a, ranks), a)
+    config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
     data = open_data(a, ranks, config.max_instances, synthetic_classes=90)

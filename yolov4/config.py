@@ -249,6 +249,15 @@ _NANO = _TINY | {
     "ema_decay": 0.99,
     "epochs": 30,
 }
+# 0.1.0 had these values. A run that 0.1.0 started keeps them.
+_NANO_0_1_0 = _NANO | {
+    "class_prior": False,
+    "jitter": 0.2,
+    "hue": 36.0,
+    "saturation": 1.5,
+    "exposure": 1.5,
+    "mosaic_prob": 0.5,
+}
 _TABLE: dict[str, tuple[int, dict]] = {  # model: (image side, fields that differ from the defaults)
     "yolov4": (608, _YOLOV4),
     "yolov4-tiny": (416, _TINY),
@@ -278,3 +287,10 @@ def get_config(model_name: str) -> YOLOv4Config:
         raise unknown("model", model_name, MODEL_NAMES)
     side, other = _TABLE[model_name]
     return YOLOv4Config(model_name=model_name, image_size=(side, side), **other)
+
+
+def get_configs(model_name: str) -> list[YOLOv4Config]:
+    """Returns the configuration of a model, and after it those of earlier versions with other defaults."""
+    config = get_config(model_name)
+    earlier = [_NANO_0_1_0] if model_name == "yolov4-nano" else []
+    return [config, *(hparams.replace(config, fields) for fields in earlier)]

@@ -24,7 +24,7 @@ from absl import flags
 
 from common import args, errors
 from common.progress import counted, import_tensorflow, log
-from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, YOLOv4Config, get_config
+from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, YOLOv4Config, get_configs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +68,8 @@ from common.training.checkpoints import (
     Identity,
     RunState,
     check_directory,
+    choose_config,
     claim_directory,
-    keep_defaults,
 )
 from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
@@ -98,8 +98,11 @@ def train(a: Args) -> dict | None:
     """
     ranks = start_process(a)
     # Priority, from low to high: the model's row in config.py, --augmentation_preset, --hparams, other flags.
-    recipe = hparams.replace(get_config(a.model_name), PRESETS[a.augmentation_preset])
-    config = hparams.resolve(keep_defaults(recipe, a, ranks), a)
+    preset = PRESETS[a.augmentation_preset]
+    configs = [hparams.resolve(row, a, preset=preset) for row in get_configs(a.model_name)]
+    # A resumed run has the defaults of the version that started it.
+    may_change = ("epochs", "close_mosaic", *DETECTION_FIELDS)  # not compared with the run
+    config = choose_config(a, ranks, configs, may_change)
 
     # --- Data -------------------------------------------------------------------------------------
     data = open_data(a, ranks, config.max_instances, synthetic_classes=80)
@@ -117,7 +120,6 @@ def train(a: Args) -> dict | None:
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )
-    may_change = ("epochs", "close_mosaic", "class_prior", *DETECTION_FIELDS)  # class_prior: only new weights
     loading = {"pipeline_type": loader.pipeline_type, "steps_per_epoch": steps_per_epoch}
     identity = Identity.of(a, ranks, config, metadata, source=data.train, may_change=may_change, **loading)
     resumed = check_directory(a, ranks, identity)

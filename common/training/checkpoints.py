@@ -32,12 +32,13 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from common import files, hparams, progress
-from common.args import SHUFFLES, Args, read_flagfile
+from common import files, progress
+from common.args import SHUFFLES, Args
 from common.data.loader import LOADER_VERSION
 from common.data.sources import FIRST_IMAGES, Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+from common.hparams import Config
 from common.layers import moving_statistics, random_states
 from common.training.ema import AveragedWeights
 from common.weights import checkpoint_files, model_metadata, weight_files
@@ -69,14 +70,12 @@ class Identity:
         defaults: "config.<field>" -> the value for runs that an earlier version saved, without the field.
         of_all_ranks: like `values`, but only equal on all ranks: a resumed run may change them.
         data_summary: `Source.summary` of the training data, for messages; not compared.
-        ignored: names that a saved identity may have, but that are not compared.
     """
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     of_all_ranks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     data_summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    ignored: Collection[str] = ()
 
     @classmethod
     def of(
@@ -113,13 +112,12 @@ class Identity:
         of_all_ranks = {"config": metadata["config"], "eval_data": metadata.get("eval_data")}
         of_all_ranks |= {name: getattr(a, name) for name in LOOP_FLAGS}
         summary = source.summary() if source else {}
-        ignored = [f"config.{name}" for name in may_change]  # an earlier version may have compared them
-        return cls(values, json.loads(json.dumps(defaults)), of_all_ranks, summary, ignored)
+        return cls(values, json.loads(json.dumps(defaults)), of_all_ranks, summary)
 
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Returns name -> (saved value, present value) of differing values."""
         was, now = {**self.defaults, **flatten(saved)}, flatten(self.values)
-        names = sorted((was.keys() | now.keys()) - set(self.ignored))
+        names = sorted(was.keys() | now.keys())
         pairs = {name: (was.get(name, "absent"), now.get(name, "absent")) for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -177,43 +175,39 @@ def _data_difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return f"data is not the same ({'; '.join(parts) or equal})"
 
 
-# --- a run of an earlier version ---
+# --- the defaults of the version that started a run ---
 
 
-def keep_defaults(recipe: Any, a: Args, ranks: Ranks) -> Any:
-    """Returns `recipe` with the defaults that a resumed run started with.
-
-    A later version may have other defaults. They are the fields that the flags of the run (flags.txt) did not
-    set, and whose value in run.json is not that of `recipe`.
+def choose_config(a: Args, ranks: Ranks, configs: Sequence[Config], may_change: Collection[str]) -> Config:
+    """Returns the first config that is the one in run.json, or configs[0] if there is none.
 
     Args:
-        recipe: the config of a.model_name and a.augmentation_preset, without --hparams and other flags.
+        configs: what the flags give with the defaults of this version and, after it, of earlier versions.
+        may_change: names of the config fields that are not part of the identity.
     """
-    kept = _earlier_defaults(recipe, a) if ranks.rank == 0 and not a.overwrite else {}
-    kept = ranks.broadcast_object(kept)
-    for name, value in kept.items():
-        progress.log(f"this run keeps {name}={value}, although the default is now {getattr(recipe, name)}")
-    return hparams.replace(recipe, kept)
+    is_resumed = ranks.rank == 0 and not a.overwrite
+    index = ranks.broadcast_object(_index_in_run_json(a, configs, may_change) if is_resumed else 0)
+    if index:
+        pairs = zip(vars(configs[index]).items(), vars(configs[0]).values(), strict=True)
+        text = ", ".join(f"{name}={value}" for (name, value), present in pairs if value != present)
+        progress.log(f"this run keeps the defaults of the version that started it: {text}")
+    return configs[index]
 
 
-def _earlier_defaults(recipe: Any, a: Args) -> dict[str, Any]:
-    directory = pathlib.Path(a.output_dir)
+def _index_in_run_json(a: Args, configs: Sequence[Any], may_change: Collection[str]) -> int:
     try:
-        saved = json.loads((directory / RUN).read_bytes())["config"]
-        flags_of_run = read_flagfile(directory / "flags.txt", type(a))
-        config_of_run = hparams.resolve(recipe, flags_of_run)
-        names = ("model_name", "augmentation_preset")
-        if any(getattr(flags_of_run, name) != getattr(a, name) for name in names):
-            return {}  # another run, which check_directory refuses
-        saved_fields = vars(recipe).keys() & saved.keys()
-        config_then = hparams.replace(recipe, {name: saved[name] for name in saved_fields})
-    except (OSError, ValueError, KeyError, TypeError, UserError):  # new, damaged or with unknown fields
-        return {}
-    return {
-        name: value
-        for name, value in vars(config_then).items()
-        if value != getattr(recipe, name) == getattr(config_of_run, name)
-    }
+        config_of_run = json.loads((pathlib.Path(a.output_dir) / RUN).read_bytes())["config"]
+        for index, config in enumerate(configs):
+            fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
+            values = {field.name: getattr(config, field.name) for field in fields}
+            # A run of an earlier version lacks newer fields.
+            saved = {field.name: config_of_run.get(field.name, field.default) for field in fields}
+            values, saved = json.loads(json.dumps([values, saved]))  # tuples become lists
+            if values == saved:
+                return index
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no run, or a damaged one
+        pass
+    return 0  # if this is another run, check_directory says so
 
 
 # --- the run directory ---

@@ -37,47 +37,52 @@ def test_output_dir_of_the_same_run_is_resumed(tmp_path):
     assert (path / "results.csv").exists()
 
 
-# --- a run of a version with other defaults ---
+# --- the defaults of the version that started a run ---
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    jitter: float = 0.1
-    scales: tuple[float, ...] = (1.0, 2.0)
-    clip_norm: float = 10.0
+    jitter: float
     epochs: int = 30
+    scales: tuple[float, ...] = (1.0, 2.0)
+    later_field: bool = False
 
 
-EARLIER = {"jitter": 0.2, "scales": [1.0, 1.5, 2.0], "clip_norm": 5.0, "removed": 1}
-
-
-def recipe_of_run(path, *flags_of_run, **flags):
-    """Writes a run of EARLIER, whose flags were `flags_of_run`."""
-    (path / "run.json").write_text(json.dumps({"config": EARLIER}))
-    (path / "flags.txt").write_text("\n".join(["--augmentation_preset=default", *flags_of_run]))
-    return checkpoints.keep_defaults(Recipe(), Args(output_dir=str(path), **flags), Ranks())
-
-
-def test_resumed_run_keeps_the_defaults_it_started_with_except_those_its_flags_set(tmp_path, capsys):
-    kept = Recipe(jitter=0.2, scales=(1.0, 1.5, 2.0), clip_norm=5.0)
-    assert recipe_of_run(tmp_path) == kept
-    assert "this run keeps jitter=0.2, although the default is now 0.1\n" in capsys.readouterr().err
-    flags_of_run = ("--hparams=jitter=0.2", "--clip_norm=5")
-    assert recipe_of_run(tmp_path, *flags_of_run) == dataclasses.replace(kept, jitter=0.1, clip_norm=10.0)
+PRESENT, EARLIER = Recipe(0.1, later_field=True), Recipe(0.2, epochs=40)
 
 
 @pytest.mark.parametrize(
-    ("flags_of_run", "flags"),
+    ("content", "overwrite", "expected"),
     [
-        ([], {"overwrite": True}),
-        ([], {"augmentation_preset": "light"}),
-        ([], {"model_name": "other"}),
-        (["--unknown=1"], {}),
+        ({"config": {"jitter": 0.2, "scales": [1.0, 2.0]}}, False, EARLIER),
+        ({"config": {"jitter": 0.2, "scales": [1.0, 2.0]}}, True, PRESENT),
+        ({"config": {"jitter": 0.1, "scales": [1.0, 2.0], "later_field": True}}, False, PRESENT),
+        ({"config": {"jitter": 0.3, "scales": [1.0, 2.0]}}, False, PRESENT),
+        ({"config": {"jitter": 0.2, "scales": [1.0]}}, False, PRESENT),
+        ({"config": None}, False, PRESENT),
+        ([], False, PRESENT),
     ],
-    ids=["overwrite", "other preset", "other model", "unreadable flags"],
+    ids=["earlier", "overwritten", "present", "neither", "another tuple", "no config", "damaged"],
 )
-def test_run_that_cannot_be_resumed_has_the_present_defaults(tmp_path, flags_of_run, flags):
-    assert recipe_of_run(tmp_path, *flags_of_run, **flags) == Recipe()
+def test_resumed_run_gets_the_defaults_with_which_its_config_is_that_of_run_json(
+    tmp_path, content, overwrite, expected
+):
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    a = Args(output_dir=str(tmp_path), overwrite=overwrite)
+    assert checkpoints.choose_config(a, Ranks(), [PRESENT, EARLIER], ["epochs"]) == expected
+
+
+def test_other_ranks_get_the_config_of_rank_0_which_names_the_earlier_values(tmp_path, capsys):
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"jitter": 0.2, "scales": [1.0, 2.0]}}))
+
+    def choose(ranks):
+        directory = tmp_path if ranks.rank == 0 else tmp_path / "missing"
+        return checkpoints.choose_config(
+            Args(output_dir=str(directory)), ranks, [PRESENT, EARLIER], ["epochs"]
+        )
+
+    assert run_on_ranks(2, choose) == [EARLIER, EARLIER]
+    assert "that started it: jitter=0.2, epochs=40, later_field=False\n" in capsys.readouterr().err
 
 
 # --- what may differ between two sessions of a run ---
@@ -213,13 +218,6 @@ CHANGED_CONFIGS = {
 def test_output_dir_of_a_run_with_a_changed_config_field_is_refused(tmp_path, config, difference):
     claim(tmp_path, identity_of(Config(8)))
     assert difference in refusal(check, tmp_path, identity_of(config))
-
-
-def test_saved_config_field_that_may_change_in_a_later_version_is_not_compared(tmp_path):
-    claim(tmp_path, identity_of(LaterConfig(8, dropout=0.5)))
-    later = identity_of(LaterConfig(8, dropout=0.0), may_change=("epochs", "dropout"))
-    check(tmp_path, later)
-    assert later.changes(json.loads((tmp_path / "run.json").read_text())).names == []
 
 
 def test_config_field_that_may_change_between_sessions_must_be_equal_on_all_ranks():
