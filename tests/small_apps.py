@@ -15,7 +15,7 @@ from common import args
 IMAGES = 12
 TINY = {
     "efficientdet": "fpn_cells=1,head_repeats=1,max_level=5,optimizer=sgd",
-    "yolov4": "width=0.25,optimizer=sgd,mosaic_prob=0.5",
+    "yolov4": "width=0.25,optimizer=sgd",
 }
 
 

@@ -81,7 +81,8 @@ def _repeat_steps(app_name: str, repeats: int) -> dict:
     keras.utils.set_random_seed(0)
     train = importlib.import_module(f"{app_name}.train")
     model_name, side, batch_size, changes = MODELS[app_name]
-    config = dataclasses.replace(train.get_config(model_name), image_size=(side, side), **changes)
+    config = importlib.import_module(f"{app_name}.config").get_config(model_name)
+    config = dataclasses.replace(config, image_size=(side, side), **changes)
     config = dataclasses.replace(config, clip_norm=0.1)
     model = train.build_model(model_name, num_classes=3, config=config)
     optimizer = train.make_optimizer(config, 0.01, precision="float32")

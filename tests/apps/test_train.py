@@ -100,7 +100,7 @@ FLOAT16 = {
 }
 BFLOAT16 = {
     "efficientdet": f"{TINY['efficientdet']},augmentation=resize_range,grid_mask_prob=1",
-    "yolov4": f"{TINY['yolov4']},multi_scale=1.5,mixup_prob=0.5,cutmix_prob=0.5,max_delta=5",
+    "yolov4": f"{TINY['yolov4']},multi_scale=1.5,mosaic_prob=0.5,mixup_prob=0.5,cutmix_prob=0.5,max_delta=5",
 }
 
 

@@ -24,14 +24,17 @@ import tensorflow as tf
 
 from tests.common.training.small_model import weights_of
 from tests.distributed import launching
-from tests.small_apps import training_flags
+from tests.small_apps import TINY, training_flags
 from tools import synthetic
 
 EPOCHS, STEPS, SAVE_EVERY = 2, 8, 2
 HANG = 1200  # seconds for a run that takes 10 to 20; a busy machine must not end it
 SETTINGS = {"epochs": EPOCHS, "steps_per_epoch": STEPS, "save_every": SAVE_EVERY}
 SETTINGS |= {"eval_every": 0, "ema_decay": 0.9}
-APP_FLAGS = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the last epoch needs another loader
+APP_FLAGS = {  # the last epoch of yolov4 needs another loader
+    "efficientdet": (),
+    "yolov4": ("--close_mosaic=1", f"--hparams={TINY['yolov4']},mosaic_prob=0.5"),
+}
 
 
 def command(app: str, ranks: int, data: pathlib.Path, output_dir: pathlib.Path, *flags: str) -> list[str]:
