@@ -9,6 +9,7 @@ TRACKERS := $(VENV)/trackers
 DOCS := $(VENV)/docs
 SITE := build/site
 DEMO := runs/demo-efficientdet
+DEMO_SMALL_EFFICIENTDET := runs/demo-small-efficientdet
 DEMO_YOLOV4 := runs/demo-yolov4
 DEMO_DATA := runs/demo-data
 DEMO_IMAGES := 600
@@ -29,7 +30,7 @@ CHECKS := tests/test_files_of_0_1_0.py tests/apps/test_determinism.py tests/dist
   tests/test_structure.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod torch triton trackers docs docs-serve demo demo-yolov4 demo-clean check test test-long test-all test-gpu try-newest bench bench-gpu soak pictures docker docker-test lint format clean
+.PHONY: help setup horovod torch triton trackers docs docs-serve demo demo-small-efficientdet demo-yolov4 demo-data demo-clean check test test-long test-all test-gpu try-newest bench bench-gpu soak pictures docker docker-test lint format clean
 
 help:  ## lists all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -97,29 +98,30 @@ $(DOCS)/.ready: pyproject.toml
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(DOCS)/requirements.txt
 	@touch $@
 
-# $(1): app, $(2): directory of its demo. Trains, or resumes a run, unless another version of the code made it.
-define train_demo
-	@version=$$(cat tools/synthetic.py $(1)/*.py $(1)/flags/demo.txt | cksum); overwrite=false; \
-	if [ -e "$(2)/run.json" ] && [ "$$version" != "$$(cat "$(2)/.version" 2>/dev/null)" ]; then \
-	  echo "$(2) contains a run of another version: starting again"; overwrite=true; \
+# $(1): app, $(2): recipe, $(3): directory of the run. Trains, or resumes a run, unless another version of the code made it.
+define run_demo
+	@version=$$(cat tools/synthetic.py $(1)/*.py $(1)/flags/$(2).txt | cksum); overwrite=false; \
+	if [ -e "$(3)/run.json" ] && [ "$$version" != "$$(cat "$(3)/.version" 2>/dev/null)" ]; then \
+	  echo "$(3) contains a run of another version: starting again"; overwrite=true; \
 	fi; \
-	mkdir -p "$(2)" && echo "$$version" >"$(2)/.version" && \
-	$(RUN) $(1)/train.py --flagfile=$(1)/flags/demo.txt --output_dir="$(2)" --overwrite=$$overwrite $(DEMO_FLAGS)
+	mkdir -p "$(3)" && echo "$$version" >"$(3)/.version" && \
+	$(RUN) $(1)/train.py --flagfile=$(1)/flags/$(2).txt --output_dir="$(3)" --overwrite=$$overwrite $(DEMO_FLAGS)
+	$(RUN) $(1)/eval.py --weights="$(3)" --eval_images=$(DEMO_DATA)/eval/images \
+	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
+	$(RUN) $(1)/infer.py --weights="$(3)" --images=$(DEMO_DATA)/eval/images \
+	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir="$(3)/pictures" --score_threshold=0.3
 endef
 
-demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## trains EfficientDet on synthetic images, evaluates it, draws its detections (6 minutes on two cores)
-	$(call train_demo,efficientdet,$(DEMO))
-	$(RUN) efficientdet/eval.py --weights=$(DEMO) --eval_images=$(DEMO_DATA)/eval/images \
-	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
-	$(RUN) efficientdet/infer.py --weights=$(DEMO) --images=$(DEMO_DATA)/eval/images \
-	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO)/pictures --score_threshold=0.3
+demo: demo-data  ## trains efficientdet-nano on synthetic images, evaluates it, draws its detections (6 minutes on two cores)
+	$(call run_demo,efficientdet,demo,$(DEMO))
 
-demo-yolov4: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## does the same as `make demo`, with YOLOv4
-	$(call train_demo,yolov4,$(DEMO_YOLOV4))
-	$(RUN) yolov4/eval.py --weights=$(DEMO_YOLOV4) --eval_images=$(DEMO_DATA)/eval/images \
-	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
-	$(RUN) yolov4/infer.py --weights=$(DEMO_YOLOV4) --images=$(DEMO_DATA)/eval/images \
-	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO_YOLOV4)/pictures --score_threshold=0.3
+demo-small-efficientdet: demo-data  ## does the same as `make demo`, with EfficientDet's backbone, anchors and losses
+	$(call run_demo,efficientdet,small_efficientdet_demo,$(DEMO_SMALL_EFFICIENTDET))
+
+demo-yolov4: demo-data  ## does the same as `make demo`, with yolov4-nano
+	$(call run_demo,yolov4,demo,$(DEMO_YOLOV4))
+
+demo-data: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json
 
 $(DEMO_DATA)/train/instances.json: Makefile tools/synthetic.py | setup
 	$(RUN) tools/synthetic.py --output_dir=$(DEMO_DATA)/train --num_images=$(DEMO_IMAGES) --seed=1
@@ -148,7 +150,7 @@ pictures: setup $(DEMO_DATA)/eval/instances.json  ## draws the pictures of docs/
 	  $(PICTURES)/bccd/loss_curves.png docs/loss_curves.jpg $(PICTURES)/bccd/first_batch.png docs/first_batch.jpg
 
 demo-clean:  ## deletes the demos' data and runs, so that the next demo starts from the beginning
-	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
+	rm -rf $(DEMO) $(DEMO_SMALL_EFFICIENTDET) $(DEMO_YOLOV4) $(DEMO_DATA)
 
 check: horovod  ## tests what a change must not break: resuming, bit-identical results, two ranks, files of 0.1.0 (7 minutes on two shared cores)
 	$(RUN) -m pytest $(CHECKS) -k 'not killed or yolov4'

@@ -177,33 +177,41 @@ def test_documented_make_targets_are_in_the_makefile():
     makefile = (ROOT / "Makefile").read_text()
     lines = [command for name in PAGES_TO_RUN for command in commands(PAGES[name])]
     targets = [word for command in lines if command.startswith("make ") for word in command.split()[1:]]
-    assert {"demo", "demo-yolov4", "test"} <= set(targets)
+    assert {*DEMOS, "test"} <= set(targets)
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-DEMOS = {"efficientdet": "demo", "yolov4": "demo-yolov4"}
+# {make target: (app, make variable of the run's directory)}
+DEMOS = {
+    "demo": ("efficientdet", "DEMO"),
+    "demo-small-efficientdet": ("efficientdet", "DEMO_SMALL_EFFICIENTDET"),
+    "demo-yolov4": ("yolov4", "DEMO_YOLOV4"),
+}
 
 
-def make(app: str, directory: pathlib.Path, *words: str, **variables: object) -> subprocess.CompletedProcess:
-    """Runs `make demo` in this Python environment."""
+def make(
+    target: str, directory: pathlib.Path, *words: str, **variables: object
+) -> subprocess.CompletedProcess:
+    """Runs the make target of a demo in this Python environment."""
     (directory / "venv").mkdir()
     (directory / "venv" / ".ready").touch()
-    prefix = "DEMO_YOLOV4" if app == "yolov4" else "DEMO"
     variables |= {"VENV": directory / "venv", "RUN": sys.executable, "DEMO_DATA": directory / "data"}
-    variables[prefix] = directory / "run"
+    variables[DEMOS[target][1]] = directory / "run"
     settings = [f"{name}={value}" for name, value in variables.items()]
-    return subprocess.run(["make", DEMOS[app], *words, *settings], cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(["make", target, *words, *settings], cwd=ROOT, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("app", DEMOS)
-def test_make_demo_commands_have_flags_of_their_programs(tmp_path, app):
-    result = make(app, tmp_path, "--dry-run")
+@pytest.mark.parametrize("target", DEMOS)
+def test_make_demo_commands_have_flags_of_their_programs(tmp_path, target):
+    result = make(target, tmp_path, "--dry-run")
     assert result.returncode == 0, result.stderr
     lines = re.split("\n|&&", result.stdout.replace("\\\n", " ").replace("$overwrite", "false"))
     programs = [shlex.split(line) for line in lines if line.strip()]
     programs = [words for words in programs if words[0] == sys.executable]
-    expected = ["tools/synthetic.py"] * 2 + [f"{app}/{name}.py" for name in ("train", "eval", "infer")]
+    expected = ["tools/synthetic.py"] * 2 + [
+        f"{DEMOS[target][0]}/{name}.py" for name in ("train", "eval", "infer")
+    ]
     assert sorted(program_of(words)[0] for words in programs) == sorted(expected)
     for words in programs:
         check_flags(words)

@@ -23,8 +23,8 @@ def test_documented_horovodrun_command_trains_on_two_ranks(project):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("app", DEMOS)
-def test_make_demo_trains_evaluates_and_draws_pictures(tmp_path, app):
+@pytest.mark.parametrize("target", DEMOS)
+def test_make_demo_trains_evaluates_and_draws_pictures(tmp_path, target):
     flags_of_demo = "--epochs=1 --image_size=64"
     for split in ("train", "eval"):
         data = tmp_path / "data" / split
@@ -32,7 +32,7 @@ def test_make_demo_trains_evaluates_and_draws_pictures(tmp_path, app):
     run_directory = tmp_path / "run"
     run_directory.mkdir()
     (run_directory / "run.json").write_text("{}")
-    result = make(app, tmp_path, DEMO_IMAGES=12, DEMO_EVAL_IMAGES=6, DEMO_FLAGS=flags_of_demo)
+    result = make(target, tmp_path, DEMO_IMAGES=12, DEMO_EVAL_IMAGES=6, DEMO_FLAGS=flags_of_demo)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "a run of another version: starting again" in result.stdout
     assert "AP50" in result.stdout

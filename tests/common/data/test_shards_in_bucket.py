@@ -37,7 +37,7 @@ def test_readers_read_shards_of_a_bucket_like_those_of_a_disk(remote, tmp_path, 
         assert (a["image_id"], a["encoded"]) == (b["image_id"], b["encoded"])
 
 
-def test_shards_of_a_bucket_are_downloaded_once_and_a_change_after_the_check_is_named(
+def test_shards_of_a_bucket_are_downloaded_once_and_an_error_names_one_that_changed_later(
     remote, tmp_path, monkeypatch
 ):
     source = open_source(file_pattern=f"{remote}-*.tar")

@@ -52,7 +52,7 @@ def test_missing_or_contradictory_export_flag_is_refused(flags, message):
     [TENSORRT | {"quantize": "int8", "calibration_images": "x"}, TRUTH],
     ids=["calibration", "verification"],
 )
-def test_export_flags_for_int8_calibration_or_for_verification_are_accepted(flags):
+def test_export_flags_that_fit_together_are_accepted(flags):
     ExportArgs(**ONNX | flags).check()
 
 

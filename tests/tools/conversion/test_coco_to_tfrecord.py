@@ -160,7 +160,7 @@ def test_failure_while_writing_tfrecords_keeps_the_earlier_tfrecords(drawn, tmp_
     assert contents_of(tmp_path) == before
 
 
-def test_tfrecords_replaced_only_in_part_are_left_without_label_map(drawn, tmp_path, monkeypatch):
+def test_interrupted_replacing_of_tfrecords_removes_their_label_map(drawn, tmp_path, monkeypatch):
     write(drawn, tmp_path / "t", seed=1)
     original, targets = os.replace, []
 

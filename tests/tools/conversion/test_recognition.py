@@ -83,7 +83,7 @@ def test_directory_is_recognised_by_all_its_kinds_of_label_files_also_in_its_fol
     }
 
 
-def test_directory_of_yolo_labels_is_recognised_with_the_directory_to_convert(tmp_path):
+def test_directory_of_yolo_labels_is_recognised_and_its_data_set_is_named_as_input(tmp_path):
     exports.write_yolo_yaml(tmp_path / "set")
     (tmp_path / "set" / "data.yaml").unlink()
     exports.write_darknet_list(tmp_path / "list")

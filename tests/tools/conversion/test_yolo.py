@@ -453,7 +453,7 @@ def test_darknet_image_list_with_paths_below_data_is_read_by_the_place_of_the_li
     assert read_yolo(path)[0].fingerprint() == annotations.fingerprint()
 
 
-def test_missing_image_of_a_darknet_image_list_is_reported_with_its_line_and_a_file_of_its_name(
+def test_missing_image_of_a_darknet_list_is_reported_with_its_line_and_a_similar_existing_path(
     data_dir, monkeypatch
 ):
     monkeypatch.chdir(data_dir)

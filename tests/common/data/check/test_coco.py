@@ -294,7 +294,9 @@ def stored_image(directory, orientation):
 
 @pytest.mark.parametrize("size", ["stored", "turned"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_boxes_turn_back_as_pillow_turns_pixels(json_of, tmp_path, orientation, size):
+def test_boxes_with_exif_orientation_get_the_place_that_pillow_gives_the_pixels(
+    json_of, tmp_path, orientation, size
+):
     turned = stored_image(tmp_path, orientation)
     rows, columns = np.nonzero(turned)
     box = [columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1]
