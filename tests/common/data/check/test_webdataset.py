@@ -96,6 +96,13 @@ def test_marked_boxes_are_crowds_and_boxes_outside_the_image_are_clipped_and_rep
     assert len(offenders_of(source)["crowd"]) == 2
 
 
+def test_box_without_width_in_boxes_npy_is_reported_but_not_refused(tmp_path):
+    boxes, labels = [[0.5, 0.2, 0.5, 0.9], [0.5, 0.2, 0.6, 0.9]], [17, 3]
+    source = open_shards(write_tar(tmp_path / "a.tar", arrays(boxes=boxes, labels=labels)))
+    place = f"{tmp_path}/a.tar sample '0001' (image 42) has bbox"
+    assert offenders_of(source)["box-empty"] == [f"{place} [50.0, 10.0, 0.0, 35.0]"]
+
+
 def test_repeated_boxes_are_dropped_and_equal_images_are_reported(tmp_path):
     path = write_tar(
         tmp_path / "a.tar", sample(annotations=[BOX, BOX, BOX | {"area": 5}]), arrays("2", image_id=7)
