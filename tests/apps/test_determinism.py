@@ -66,6 +66,14 @@ def test_sums_of_three_terms_and_of_their_gradients_are_added_in_pairs(monkeypat
     assert tf.add_n([x[0]]).numpy().tolist() == x[0].numpy().tolist()
 
 
+@pytest.mark.parametrize(("gpus", "sum_function"), [([], start._add_in_pairs), (["GPU:0"], start._add_n)])
+def test_reproducible_replaces_the_sum_of_tensors_only_without_a_gpu(monkeypatch, gpus, sum_function):
+    monkeypatch.setattr(start.gen_math_ops, "add_n", start._add_n)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    start.reproducible()
+    assert start.gen_math_ops.add_n is sum_function
+
+
 def _unordered_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
     """Returns the nodes that may add their terms in a different order each time."""
 

@@ -133,7 +133,10 @@ REFUSED = {
     "no --images": ({"images": ""}, "--images is missing"),
     "no --output_dir": ({"output_dir": ""}, "--output_dir is missing"),
     "directory without images": ({"images": "{tmp}/empty"}, r"empty: no image files found \(\.jpg"),
-    "video that cannot be decoded": ({"images": "{tmp}/clip.3gp"}, r"clip\.3gp is damaged or not a video"),
+    "video that cannot be decoded": (
+        {"images": "{tmp}/clip.3gp", "pipeline_type": "tensorflow"},
+        r"clip\.3gp is damaged or not a video",
+    ),
     "video with another suffix": ({"images": "{tmp}/clip.dat"}, r"video in place of an image: '.*clip\.dat'"),
     "missing video": ({"images": "{tmp}/none.mp4"}, r"none\.mp4: no such file"),
     "video with image_info": ({"images": "a.mp4", "image_info": "a.json"}, "--image_info is for images"),

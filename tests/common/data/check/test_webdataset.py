@@ -197,6 +197,7 @@ BAD_SAMPLES = {
     ),
     "right of left": (arrays(boxes=[[0.5, 0.2, 0.3, 0.9]]), "sample-value", "boxes.npy[0] is [0.5, 0.2,"),
     "label -1": (arrays(labels=[-1]), "sample-value", "labels.npy[0] is -1: a category id is needed"),
+    "label 0": (arrays(labels=[0]), "unknown-category", "has category 0, which none of 3 categories from 3"),
     "crowd 2": (arrays(iscrowd=[2]), "sample-value", "iscrowd.npy[0] is 2: 0 or 1 is needed"),
     "area -1": (arrays(areas=[-1.0]), "sample-value", "areas.npy[0] is -1.0: a number, 0 or more"),
     "id of arrays": (arrays(image_id=-5), "sample-value", "image_id.npy[0] is -5: a number, 0 or more"),
