@@ -26,6 +26,15 @@ def test_cutmix_pastes_no_rectangle_without_area():
     assert 0.5 < counts.mean() < 1
 
 
+@pytest.mark.parametrize(
+    ("mosaic", "mixup", "count"), [(0.0, 0.0, 1), (1.0, 0.0, 4), (0.0, 0.5, 2), (0.5, 0.5, 8)]
+)
+def test_largest_number_of_images_in_a_mixed_image_is_that_of_mosaic_times_two_with_mixup(
+    mosaic, mixup, count
+):
+    assert mixing.images_of_one(dataclasses.replace(OFF, mosaic_prob=mosaic, mixup_prob=mixup)) == count
+
+
 @pytest.mark.parametrize("field", ["mosaic_prob", "mixup_prob", "cutmix_prob"])
 def test_mosaic_mixup_and_cutmix_of_images_without_boxes_give_no_boxes(field):
     config = dataclasses.replace(OFF, **{field: 1.0})

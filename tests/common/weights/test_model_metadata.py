@@ -110,11 +110,13 @@ def test_differences_of_saved_and_current_model_metadata_are_listed_with_both_va
     saved = metadata | {"versions": metadata["versions"] | {"horovod": "0.1"}}
     now["label_map"] = LabelMap((3, 18), ("car", "dog")).to_json()
     now["project"] = {"commit": "another"}
+    now["num_classes"] = 2
     keras_version = saved["versions"]["keras"]
     assert sorted(differences(saved, now)) == [
         "class 1: saved category 17, Katze, now category 18, dog",
         "config.image_size: saved [256, 256], now [64, 96]",
         "config.nms_iou: saved 0.5, now 0.6",
+        "num_classes: saved 3, now 2",
         f"versions.keras: saved {keras_version}, now 4.0",
     ]
 
