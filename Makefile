@@ -33,7 +33,7 @@ APPS := efficientdet yolov4
 .PHONY: help setup horovod torch triton trackers docs docs-serve demo demo-small-efficientdet demo-yolov4 demo-data demo-clean check test test-long test-all test-gpu try-newest bench bench-gpu soak pictures docker docker-test lint format clean
 
 help:  ## lists all targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 25
 
 setup: $(VENV)/.ready  ## creates the virtual environment with every pinned package (about 4 GB); WITH_GPU=1 adds CUDA on a host without a GPU
 
