@@ -94,6 +94,8 @@ def import_tensorflow() -> None:
     show_until_next("importing TensorFlow")
     sys.stderr.flush()
     gc.disable()
+    # Keras imports pyplot if it is there, which takes a third of a second and is not used here.
+    sys.modules.setdefault("matplotlib", None)  # type: ignore[arg-type]
     stderr, failed = os.dup(2), True
     with tempfile.TemporaryFile() as captured:
         os.dup2(captured.fileno(), 2)
@@ -103,6 +105,8 @@ def import_tensorflow() -> None:
 
             failed = not tf.config.list_physical_devices("GPU") and os.path.exists("/dev/nvidiactl")
         finally:
+            if sys.modules["matplotlib"] is None:
+                del sys.modules["matplotlib"]
             gc.freeze()
             gc.enable()
             os.dup2(stderr, 2)

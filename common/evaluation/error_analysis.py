@@ -30,7 +30,7 @@ from pycocotools import mask
 
 from common.data.annotations import MAX_DETECTIONS, Annotations
 from common.data.sources import Source
-from common.evaluation import coco_metrics, drawing, sheets
+from common.evaluation import coco_metrics, curves, drawing, sheets
 from common.progress import counted
 
 FOREGROUND, BACKGROUND_BELOW = 0.5, 0.1  # IoU thresholds; TIDE's t_f and t_b
@@ -214,7 +214,7 @@ def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) ->
         text = f"{count}\n{share:.0%}" if len(shown) <= MATRIX_PERCENT else f"{count}"
         colour, size = "white" if share > 0.6 else "black", min(20 * cell, 12)
         axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
-    drawing.save_figure(figure, path)
+    curves.save_figure(figure, path)
 
 
 def worst_sheet(detections: np.ndarray, truth: np.ndarray, source: Source) -> np.ndarray:

@@ -147,7 +147,9 @@ def write_evaluation(
     coco_metrics.write_detections(evaluation.results, directory / "detections.json")
     files = ["metrics.json", "detections.json"]
     with drawing.warn_if_undrawable(directory / PR_CURVES):
-        drawing.pr_curves(evaluation.curves, directory / PR_CURVES)
+        from common.evaluation import curves  # late, because it imports Matplotlib
+
+        curves.pr_curves(evaluation.curves, directory / PR_CURVES)
         files.append(PR_CURVES)
     if source:
         with drawing.warn_if_undrawable(directory / DETECTIONS):

@@ -174,7 +174,9 @@ class Results:
             self._events.flush()
             picture = directory / "loss_curves.png"
             with drawing.warn_if_undrawable(picture):
-                drawing.loss_curves(self._rows, picture)
+                from common.evaluation import curves  # late, because it imports Matplotlib
+
+                curves.loss_curves(self._rows, picture)
 
         self._try(save)
 

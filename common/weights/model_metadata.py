@@ -14,6 +14,7 @@ saved_model directory    assets.extra/metadata.json
 Weights and checkpoints with a wrong checksum are refused. Exported files have no checksum.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -96,8 +97,11 @@ def make(
 @functools.cache
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the libraries that can affect a step."""
-    installed = {package.name: package.version for package in importlib.metadata.distributions()}
-    return {"python": platform.python_version()} | {k: installed[k] for k in _LIBRARIES if k in installed}
+    installed = {"python": platform.python_version()}
+    for library in _LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[library] = importlib.metadata.version(library)
+    return installed
 
 
 @functools.cache

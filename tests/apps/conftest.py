@@ -23,7 +23,7 @@ import yolov4.predict
 import yolov4.train
 from common.data.loader import BaseLoader
 from common.data.open import open_coco
-from common.evaluation import drawing
+from common.evaluation import curves
 from tests.small_apps import TINY, eagerly, flag_values
 
 
@@ -105,7 +105,7 @@ def tiny_train(app, command):
     """Gives run(data, output_dir, "--epochs=1", ...), which trains the tiny network.
 
     `data` is a COCO directory or a prefix of TFRecords. Training is eager unless `compiled` is set. The
-    pictures of curves, which take Matplotlib half a second each, are drawn only if `curves` is set.
+    pictures of curves, which take Matplotlib half a second each, are drawn only if `with_curves` is set.
     """
 
     def run(
@@ -113,7 +113,7 @@ def tiny_train(app, command):
         output_dir: pathlib.Path,
         *more: str,
         compiled: bool = False,
-        curves: bool = False,
+        with_curves: bool = False,
     ):
         defaults = {"model_name": app.model_name, "image_size": "64x96", "batch_size": "4", "epochs": "2"}
         defaults |= {"pipeline_type": "dali_cpu", "hparams": app.tiny}
@@ -126,9 +126,9 @@ def tiny_train(app, command):
         with contextlib.ExitStack() as stack:
             if not compiled:
                 stack.enter_context(eagerly())
-            if not curves:
+            if not with_curves:
                 nothing = dict.fromkeys(("loss_curves", "pr_curves"), lambda *_: None)
-                stack.enter_context(mock.patch.multiple(drawing, **nothing))
+                stack.enter_context(mock.patch.multiple(curves, **nothing))
             return command("train", *arguments, f"--output_dir={output_dir}", *more)
 
     return run
@@ -137,4 +137,4 @@ def tiny_train(app, command):
 @pytest.fixture(scope="session")
 def trained(app, tiny_train, drawn, once) -> pathlib.Path:
     """The directory of a run of two epochs."""
-    return once(f"trained-{app.name}", lambda directory: tiny_train(drawn, directory, curves=True))
+    return once(f"trained-{app.name}", lambda directory: tiny_train(drawn, directory, with_curves=True))

@@ -16,7 +16,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from common.data.annotations import Annotations
 from common.data.check.image_headers import PILLOW_ERRORS, png_without_metadata
-from common.evaluation.drawing import Panel, as_rgb, make_panel, set_literal_text, warn_if_undrawable
+from common.evaluation.curves import set_literal_text
+from common.evaluation.drawing import Panel, as_rgb, make_panel, warn_if_undrawable
 from common.evaluation.sheets import WIDTH, contact_sheet
 from tools.report.anchor_shapes import AnchorShape, ShapeReport
 from tools.report.anchors import AnchorReport, Level

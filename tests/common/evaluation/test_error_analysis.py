@@ -208,15 +208,6 @@ def test_error_report_without_ground_truth_boxes_counts_a_detection_as_backgroun
     assert (document["AP50"], document["counts"]["background"]) == (0, 1)
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    saved, save = [], error_analysis.drawing.save_figure
-    monkeypatch.setattr(
-        error_analysis.drawing, "save_figure", lambda figure, path: saved.append(figure) or save(figure, path)
-    )
-    return saved
-
-
 def test_plot_of_a_confusion_matrix_of_100_classes_is_below_4000_pixels(tmp_path):
     names = [f"${k}$" for k in range(100)]
     error_analysis.draw_matrix(np.eye(101, dtype=int), [*names, "background"], tmp_path / "many.png")

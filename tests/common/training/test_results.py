@@ -12,7 +12,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.data.open import open_coco
-from common.evaluation import coco_metrics
+from common.evaluation import coco_metrics, curves
 from common.evaluation.coco_metrics import Evaluation
 from common.training import results
 from common.training.checkpoints import RunState
@@ -70,8 +70,8 @@ def undrawable(*args, **options):
 def test_pictures_of_a_run_that_cannot_be_drawn_give_warnings_and_its_other_files_are_written(
     tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr(results.drawing, "loss_curves", undrawable)
-    monkeypatch.setattr(results.drawing, "pr_curves", undrawable)
+    monkeypatch.setattr(curves, "loss_curves", undrawable)
+    monkeypatch.setattr(curves, "pr_curves", undrawable)
     log = make_results(tmp_path)
     log._show_batch = undrawable
     log.save_first_batch(None, None)
