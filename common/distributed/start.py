@@ -65,8 +65,8 @@ def reproducible() -> None:
     This function adds only two tensors at a time. It turns off the graph optimizer that joins sums again
     (arithmetic_optimizer.cc, AddOpsRewriteStage).
 
-    The graph optimizer makes one pass instead of two, and its memory optimizer is off. Neither changed the
-    losses, and the first step comes sooner (docs/dev/performance_notes.md).
+    The graph optimizer makes one pass instead of two, and its optimizers of memory, layout and loops are off.
+    This did not change the losses, and the first step comes sooner (docs/dev/performance_notes.md).
 
     A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
     this function does nothing.
@@ -81,7 +81,8 @@ def reproducible() -> None:
     )
     graph_options = config_pb2.GraphOptions(rewrite_options=options)
     context.context()._config = config_pb2.ConfigProto(graph_options=graph_options)
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    off = ("arithmetic_optimization", "layout_optimizer", "loop_optimization")
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(off, False))
 
 
 def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Tensor:

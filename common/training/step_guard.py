@@ -66,9 +66,6 @@ def guarded_step(
         step(images, targets, stop_requested) -> StepResult; the last argument is Run.stop_requested.
     """
     statistics = moving_statistics(model)
-    # On a CPU and under tf.distribute, a branch chooses whether to update. On a GPU, the host would wait for
-    # the condition of the branch.
-    with_branch = is_cpu_only() or not ranks.can_compile_updates
 
     def forward(images: Any, targets: Any, stop_requested: tf.Tensor) -> tuple[list, dict, tf.Tensor]:
         gradients, values = gradients_of(images, targets)
@@ -76,10 +73,20 @@ def guarded_step(
         means = ranks.mean(values | {"stop": stop_requested})  # one collective call
         return gradients, {name: means[name] for name in (*values, "stop")}, local_finite
 
-    def restore_statistics(before: list[tf.Tensor]) -> None:
-        for variable, value in zip(statistics, before, strict=True):
-            variable.assign(value)
+    def forward_on_replicas(
+        images: Any, targets: Any, stop_requested: tf.Tensor
+    ) -> tuple[list, list, dict[str, tf.Tensor], tf.Tensor]:
+        before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
+        gradients, values, local_finite = ranks.run(forward, images, targets, stop_requested)
+        # If a value is not finite on one replica, its average is not finite either.
+        return gradients, before, ranks.first(values), tf.stack(ranks.local(local_finite))
 
+    def make_result(values: dict[str, tf.Tensor], finite: tf.Tensor, local_finite: tf.Tensor) -> StepResult:
+        shown = {name: tf.where(finite, value, tf.zeros_like(value)) for name, value in values.items()}
+        del shown["stop"]
+        return StepResult(shown, finite, local_finite, values["stop"] > 0.0)
+
+    # On a GPU, the host would wait for the condition of a branch. So there is none: the update is undone.
     @tf.function(jit_compile=xla, autograph=False)
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
         if every_gradient:
@@ -89,35 +96,47 @@ def guarded_step(
         update(gradients, finite)  # after the statistics, because it averages them, too
         return finite
 
+    @tf.function(reduce_retracing=True, autograph=False)
+    def step_without_branch(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
+        gradients, before, values, local_finite = forward_on_replicas(images, targets, stop_requested)
+        finite = update_or_restore(gradients, tf.math.is_finite(values["loss"]), before)
+        return make_result(values, finite, local_finite)
+
+    # On a CPU and under tf.distribute, the host chooses. Tracing tf.cond would take longer.
+    @tf.function(reduce_retracing=True, autograph=False)
+    def checked_forward(
+        images: Any, targets: Any, stop_requested: tf.Tensor
+    ) -> tuple[list, list, StepResult]:
+        gradients, before, values, local_finite = forward_on_replicas(images, targets, stop_requested)
+        finite = tf.math.is_finite(values["loss"])
+        if every_gradient:
+            finite &= tf.math.is_finite(tf.linalg.global_norm(ranks.first(gradients)))
+        return gradients, before, make_result(values, finite, local_finite)
+
     def always_update(gradients: list[tf.Tensor]) -> None:
         update(gradients, None)
 
-    def on_replicas(function: Callable[[Any], None], argument: Any) -> tf.Tensor:
-        ranks.run(function, argument)
-        return tf.zeros([])  # both branches of a tf.cond must return the same types
+    def restore_statistics(before: list[tf.Tensor]) -> None:
+        for variable, value in zip(statistics, before, strict=True):
+            variable.assign(value)
 
-    @tf.function(reduce_retracing=True, autograph=False)
-    def step(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
-        before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
-        gradients, values, local_finite = ranks.run(forward, images, targets, stop_requested)
-        # If a value is not finite on one replica, its average is not finite either.
-        values = ranks.first(values)
-        finite = tf.math.is_finite(values["loss"])
-        if not with_branch:
-            finite = update_or_restore(gradients, finite, before)
+    @tf.function(autograph=False)
+    def update_on_replicas(gradients: list) -> None:
+        ranks.run(always_update, gradients)
+
+    @tf.function(autograph=False)
+    def restore_on_replicas(before: list) -> None:
+        ranks.run(restore_statistics, before)
+
+    def step_with_branch(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
+        gradients, before, result = checked_forward(images, targets, stop_requested)
+        if result.finite:
+            update_on_replicas(gradients)
         else:
-            if every_gradient:
-                finite &= tf.math.is_finite(tf.linalg.global_norm(ranks.first(gradients)))
-            tf.cond(
-                finite,
-                lambda: on_replicas(always_update, gradients),
-                lambda: on_replicas(restore_statistics, before),
-            )
-        stop = values.pop("stop") > 0.0
-        values = {name: tf.where(finite, value, tf.zeros_like(value)) for name, value in values.items()}
-        return StepResult(values, finite, tf.stack(ranks.local(local_finite)), stop)
+            restore_on_replicas(before)
+        return result
 
-    return step
+    return step_with_branch if is_cpu_only() or not ranks.can_compile_updates else step_without_branch
 
 
 class StepGuard:
