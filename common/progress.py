@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import logging as standard_logging
 import os
 import shutil
 import sys
@@ -79,13 +80,19 @@ def show_until_next(text: str) -> None:
         print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
 
 
-def import_tensorflow() -> None:
+def import_tensorflow(*, pyplot: bool = True) -> None:
     """Imports DALI and TensorFlow, and hides the lines that TensorFlow's C++ code prints.
 
     The lines are shown if the import fails, if TensorFlow finds no NVIDIA GPU, or with --verbosity=1.
     DALI comes first, see `storage.check_dali`. Python's garbage collector ignores what was imported: checking
     it again and again would take a second until the first training step.
+
+    Args:
+        pyplot: whether Keras may import Matplotlib's pyplot for keras.visualization, which takes a third of a
+            second.
     """
+    # Matplotlib logs where its caches are, if the home directory cannot be written.
+    standard_logging.getLogger("matplotlib").setLevel(standard_logging.ERROR)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # TensorFlow itself uses oneDNN only on CPUs with AVX-512 VNNI or AMX, but it is faster on all x86 CPUs.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -94,8 +101,8 @@ def import_tensorflow() -> None:
     show_until_next("importing TensorFlow")
     sys.stderr.flush()
     gc.disable()
-    # Keras imports pyplot if it is there, which takes a third of a second and is not used here.
-    sys.modules.setdefault("matplotlib", None)  # type: ignore[arg-type]
+    if not pyplot:  # None makes an import fail, and Keras then goes on without it
+        sys.modules.setdefault("matplotlib", None)  # type: ignore[arg-type]
     stderr, failed = os.dup(2), True
     with tempfile.TemporaryFile() as captured:
         os.dup2(captured.fileno(), 2)
@@ -105,7 +112,7 @@ def import_tensorflow() -> None:
 
             failed = not tf.config.list_physical_devices("GPU") and os.path.exists("/dev/nvidiactl")
         finally:
-            if sys.modules["matplotlib"] is None:
+            if not pyplot and sys.modules["matplotlib"] is None:
                 del sys.modules["matplotlib"]
             gc.freeze()
             gc.enable()

@@ -45,7 +45,7 @@ define_flags = functools.partial(args.define, args_class=Args)
 if __name__ == "__main__":  # check the flags first, because the imports below take seconds
     args.install(define_flags)
     errors.parse_flags()
-    import_tensorflow()
+    import_tensorflow(pyplot=False)
 
 import keras
 import tensorflow as tf

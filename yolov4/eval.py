@@ -28,7 +28,7 @@ define_flags = functools.partial(args.define, args_class=EvalArgs)
 if __name__ == "__main__":  # check the flags first, because the imports below take seconds
     args.install(define_flags)
     errors.parse_flags()
-    import_tensorflow()
+    import_tensorflow(pyplot=False)
 
 from common.data.loader import evaluation_options
 from common.data.open import open_evaluation

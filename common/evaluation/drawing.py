@@ -1,12 +1,13 @@
 """Draws boxes on images. sheets.py puts images on sheets, curves.py draws curves.
 
-Images are uint8 (H, W, 3) RGB NumPy arrays.
+Images are uint8 (H, W, 3) RGB NumPy arrays. Drawing needs no display and works in threads. Names of classes
+and files are drawn literally.
 """
 
 import colorsys
 import contextlib
 import functools
-import importlib.metadata
+import importlib.util
 import io
 import math
 import os
@@ -27,8 +28,8 @@ from common.progress import log
 LABEL_WEIGHT = 10.0
 PLACE_COSTS = 0.03 * np.arange(16)
 NAME_LENGTH = 40  # characters of a class name in a legend
-_FONT = "matplotlib/mpl-data/fonts/ttf/DejaVuSans.ttf"
-_SANS = str(importlib.metadata.distribution("matplotlib").locate_file(_FONT))
+_MATPLOTLIB = os.path.dirname(getattr(importlib.util.find_spec("matplotlib"), "origin", ""))  # no import
+_SANS = os.path.join(_MATPLOTLIB, "mpl-data", "fonts", "ttf", "DejaVuSans.ttf")
 _named_packages: set[str] = set()  # each is named once
 Image.MAX_IMAGE_PIXELS = None  # the data check limits the size (--max_megapixels)
 

@@ -9,6 +9,7 @@
 A skipped step changes nothing, and its image ids are logged. Too many skipped steps in a row end the run.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -63,7 +64,8 @@ def guarded_step(
             scale optimizer must see gradients that overflow.
 
     Returns:
-        step(images, targets, stop_requested) -> StepResult; the last argument is Run.stop_requested.
+        step(images, targets, stop_requested) -> StepResult; the last argument is Run.stop_requested. On a
+        CPU, it is a Python function that calls compiled ones, so it cannot be used in a tf.function.
     """
     statistics = moving_statistics(model)
 
@@ -102,8 +104,6 @@ def guarded_step(
         finite = update_or_restore(gradients, tf.math.is_finite(values["loss"]), before)
         return make_result(values, finite, local_finite)
 
-    # On a CPU and under tf.distribute, the host chooses. Tracing tf.cond would take longer.
-    @tf.function(reduce_retracing=True, autograph=False)
     def checked_forward(
         images: Any, targets: Any, stop_requested: tf.Tensor
     ) -> tuple[list, list, StepResult]:
@@ -120,23 +120,40 @@ def guarded_step(
         for variable, value in zip(statistics, before, strict=True):
             variable.assign(value)
 
-    @tf.function(autograph=False)
-    def update_on_replicas(gradients: list) -> None:
-        ranks.run(always_update, gradients)
+    def on_replicas(function: Callable[[Any], None], argument: Any) -> tf.Tensor:
+        ranks.run(function, argument)
+        return tf.zeros([])  # both branches of a tf.cond must return the same types
 
-    @tf.function(autograph=False)
-    def restore_on_replicas(before: list) -> None:
-        ranks.run(restore_statistics, before)
-
+    @tf.function(reduce_retracing=True, autograph=False)
     def step_with_branch(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
         gradients, before, result = checked_forward(images, targets, stop_requested)
-        if result.finite:
-            update_on_replicas(gradients)
-        else:
-            restore_on_replicas(before)
+        tf.cond(
+            result.finite,
+            lambda: on_replicas(always_update, gradients),
+            lambda: on_replicas(restore_statistics, before),
+        )
         return result
 
-    return step_with_branch if is_cpu_only() or not ranks.can_compile_updates else step_without_branch
+    compiled_forward = tf.function(checked_forward, reduce_retracing=True, autograph=False)
+    compiled_update = tf.function(functools.partial(on_replicas, always_update), autograph=False)
+    compiled_restore = tf.function(functools.partial(on_replicas, restore_statistics), autograph=False)
+    traced_update: list[Callable[[list], Any]] = []
+
+    def step_with_choice(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
+        gradients, before, result = compiled_forward(images, targets, stop_requested)
+        if not result.finite:
+            compiled_restore(before)
+            return result
+        if not traced_update:  # calling `compiled_update` would compare the types of all gradients each time
+            traced_update.append(compiled_update.get_concrete_function(gradients))
+        traced_update[0](gradients)
+        return result
+
+    if not is_cpu_only() and ranks.can_compile_updates:
+        return step_without_branch
+    if len(ranks.local_replicas) > 1:  # the values of several replicas are slow to hand over
+        return step_with_branch
+    return step_with_choice  # starts sooner: a tf.cond has an input for each variable in both branches
 
 
 class StepGuard:
