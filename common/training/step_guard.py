@@ -124,22 +124,35 @@ def guarded_step(
         ranks.run(function, argument)
         return tf.zeros([])  # both branches of a tf.cond must return the same types
 
+    update_all = functools.partial(on_replicas, always_update)
+    restore_all = functools.partial(on_replicas, restore_statistics)
+
     @tf.function(reduce_retracing=True, autograph=False)
     def step_with_branch(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
         gradients, before, result = checked_forward(images, targets, stop_requested)
-        tf.cond(
-            result.finite,
-            lambda: on_replicas(always_update, gradients),
-            lambda: on_replicas(restore_statistics, before),
-        )
+        tf.cond(result.finite, lambda: update_all(gradients), lambda: restore_all(before))
         return result
 
+    if not is_cpu_only() and ranks.can_compile_updates:
+        return step_without_branch
+    if len(ranks.local_replicas) > 1:  # the values of several replicas are slow to hand over
+        return step_with_branch
+    # This starts sooner: a tf.cond has an input for each variable in both branches.
+    return _choose_on_host(checked_forward, update_all, restore_all)
+
+
+def _choose_on_host(
+    checked_forward: Callable[[Any, Any, tf.Tensor], tuple[list, list, StepResult]],
+    update: Callable[[list], tf.Tensor],
+    restore: Callable[[list], tf.Tensor],
+) -> Callable[[Any, Any, tf.Tensor], StepResult]:
+    """Compiles the parts of a step. The host chooses between `update` and `restore`."""
     compiled_forward = tf.function(checked_forward, reduce_retracing=True, autograph=False)
-    compiled_update = tf.function(functools.partial(on_replicas, always_update), autograph=False)
-    compiled_restore = tf.function(functools.partial(on_replicas, restore_statistics), autograph=False)
+    compiled_update = tf.function(update, autograph=False)
+    compiled_restore = tf.function(restore, autograph=False)
     traced_update: list[Callable[[list], Any]] = []
 
-    def step_with_choice(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
+    def step(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
         gradients, before, result = compiled_forward(images, targets, stop_requested)
         if not result.finite:
             compiled_restore(before)
@@ -149,11 +162,7 @@ def guarded_step(
         traced_update[0](gradients)
         return result
 
-    if not is_cpu_only() and ranks.can_compile_updates:
-        return step_without_branch
-    if len(ranks.local_replicas) > 1:  # the values of several replicas are slow to hand over
-        return step_with_branch
-    return step_with_choice  # starts sooner: a tf.cond has an input for each variable in both branches
+    return step
 
 
 class StepGuard:
