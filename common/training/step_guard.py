@@ -64,8 +64,9 @@ def guarded_step(
             scale optimizer must see gradients that overflow.
 
     Returns:
-        step(images, targets, stop_requested) -> StepResult; the last argument is Run.stop_requested. On a
-        CPU, it is a Python function that calls compiled ones, so it cannot be used in a tf.function.
+        step(images, targets, stop_requested) -> StepResult; the last argument is Run.stop_requested. With
+        one replica in the process, on a CPU or under tf.distribute, it is a Python function that calls
+        compiled ones, so it cannot be used in a tf.function.
     """
     statistics = moving_statistics(model)
 
@@ -146,7 +147,7 @@ def _choose_on_host(
     update: Callable[[list], tf.Tensor],
     restore: Callable[[list], tf.Tensor],
 ) -> Callable[[Any, Any, tf.Tensor], StepResult]:
-    """Compiles the parts of a step. The host chooses between `update` and `restore`."""
+    """Returns a step of three compiled parts. Between them, the host chooses `update` or `restore`."""
     compiled_forward = tf.function(checked_forward, reduce_retracing=True, autograph=False)
     compiled_update = tf.function(update, autograph=False)
     compiled_restore = tf.function(restore, autograph=False)
