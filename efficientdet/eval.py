@@ -32,7 +32,7 @@ if __name__ == "__main__":  # check the flags first, because the imports below t
 
 from common.data.loader import evaluation_options
 from common.data.open import open_evaluation
-from common.distributed.start import share_gpu_memory
+from common.distributed.start import optimize_graphs_once, share_gpu_memory
 from common.errors import UserError
 from common.evaluation import coco_metrics, error_analysis
 from common.evaluation.detectors import open_detector
@@ -54,6 +54,7 @@ def evaluate_weights(a: EvalArgs) -> dict:
     if a.errors_min_score is not None and not a.errors:
         raise UserError(f"--errors_min_score={a.errors_min_score} has no effect without --errors: add it")
     share_gpu_memory()
+    optimize_graphs_once()
     coco_metrics.check_backend(a.coco_backend)
     detect, config, label_map, file = open_detector(APP, a.weights, a.image_size, a.hparams)
     neighbour = file.parent if file.suffix == ".h5" else file.with_name(f"{file.name}.eval")

@@ -42,7 +42,7 @@ if __name__ == "__main__":  # check the flags first, because the imports below t
     import_tensorflow(pyplot=False)
 
 from common.data.loader import evaluation_options
-from common.distributed.start import share_gpu_memory
+from common.distributed.start import optimize_graphs_once, share_gpu_memory
 from common.evaluation.detectors import open_detector
 from common.evaluation.evaluate import predict
 from common.evaluation.inference import InferenceJob
@@ -60,6 +60,7 @@ def infer(a: InferArgs) -> list[dict[str, Any]]:
         UserError: the weights, flags or images cannot be used, or the output cannot be written.
     """
     share_gpu_memory()
+    optimize_graphs_once()
     job = InferenceJob(a)  # opens the images or the video
     detect, config, label_map, weights = open_detector(
         APP, a.weights, a.image_size, a.hparams, nms_iou=PICTURE_NMS_IOU

@@ -65,8 +65,7 @@ def reproducible() -> None:
     This function adds only two tensors at a time. It turns off the graph optimizer that joins sums again
     (arithmetic_optimizer.cc, AddOpsRewriteStage).
 
-    The graph optimizer makes one pass instead of two, and its optimizers of memory, layout and loops are off.
-    This did not change the losses, and the first step comes sooner (docs/dev/performance_notes.md).
+    `optimize_graphs_once` did not change the losses either.
 
     A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
     this function does nothing.
@@ -74,6 +73,18 @@ def reproducible() -> None:
     if tf.config.list_physical_devices("GPU"):
         return
     gen_math_ops.add_n = _add_in_pairs  # GradientTape and tf.add_n call gen_math_ops.add_n
+    optimize_graphs_once()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+
+
+def optimize_graphs_once() -> None:
+    """Makes the first step or batch on a CPU come sooner (docs/dev/performance_notes.md).
+
+    TensorFlow's graph optimizer makes one pass instead of two, and its optimizers of memory, layout and loops
+    are off. None of these changed the later speed. On a GPU, this function does nothing.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return
     # `tf.config.optimizer` has no names for these two options. It makes TensorFlow read all options again.
     options = rewriter_config_pb2.RewriterConfig(
         meta_optimizer_iterations=rewriter_config_pb2.RewriterConfig.ONE,
@@ -81,8 +92,7 @@ def reproducible() -> None:
     )
     graph_options = config_pb2.GraphOptions(rewrite_options=options)
     context.context()._config = config_pb2.ConfigProto(graph_options=graph_options)
-    off = ("arithmetic_optimization", "layout_optimizer", "loop_optimization")
-    tf.config.optimizer.set_experimental_options(dict.fromkeys(off, False))
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": False, "loop_optimization": False})
 
 
 def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Tensor:

@@ -54,17 +54,16 @@ class App:
 
     def make_detect(self, model: keras.Model, config: Any) -> Detect:
         """Returns a compiled detection function."""
-        network, to_detections = self.make_halves(model, config)
 
         @unfused
         @tf.function(reduce_retracing=True, autograph=False)
         def detect(images: tf.Tensor, letterbox_px: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return to_detections(network(images), letterbox_px)
+            return self._to_detections(model(images, training=False), letterbox_px, config)
 
         return detect
 
     def make_halves(self, model: keras.Model, config: Any) -> tuple[Callable, Callable]:
-        """Returns two functions: images -> outputs, and (outputs, letterbox) -> detections."""
+        """Returns `make_detect` in two parts: images -> outputs, and (outputs, letterbox) -> detections."""
 
         @unfused
         @tf.function(reduce_retracing=True, autograph=False)
@@ -73,14 +72,17 @@ class App:
 
         @tf.function(reduce_retracing=True, autograph=False)
         def to_detections(outputs: Any, letterbox_px: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            boxes, scores, classes, _ = self.postprocess(outputs, config)
-            boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
-            # A sum is finite only if all its terms are finite.
-            floats = [tf.cast(output, tf.float32) for output in tf.nest.flatten(outputs)]
-            sums = [tf.reduce_sum(output, axis=list(range(1, output.shape.rank))) for output in floats]
-            return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
+            return self._to_detections(outputs, letterbox_px, config)
 
         return network, to_detections
+
+    def _to_detections(self, outputs: Any, letterbox_px: tf.Tensor, config: Any) -> tuple[tf.Tensor, ...]:
+        boxes, scores, classes, _ = self.postprocess(outputs, config)
+        boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
+        # A sum is finite only if all its terms are finite.
+        floats = [tf.cast(output, tf.float32) for output in tf.nest.flatten(outputs)]
+        sums = [tf.reduce_sum(output, axis=list(range(1, output.shape.rank))) for output in floats]
+        return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
 
     def to_pixels(self, images: tf.Tensor) -> tf.Tensor:
         """Converts normalised float images (..., 3), as loaders return them, to uint8 RGB."""
