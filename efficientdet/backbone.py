@@ -13,6 +13,7 @@ import keras
 from common.errors import unknown
 from common.layers import BatchNormalization, Swish
 from efficientdet import mobilenet, resnet
+from efficientdet.depthwise import DepthwiseConv2D
 
 
 class Scaling(NamedTuple):
@@ -120,7 +121,7 @@ def _mbconv(
         x = batch_norm(f"{name}.expand.bn", bn_momentum)(x)
         x = Swish(name=f"{name}.expand.swish")(x)
 
-    x = layers.DepthwiseConv2D(
+    x = DepthwiseConv2D(
         block.kernel,
         strides=block.stride,
         padding="same",

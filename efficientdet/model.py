@@ -18,6 +18,7 @@ from common.layers import Swish
 from efficientdet import retinanet
 from efficientdet.backbone import batch_norm, extract_features
 from efficientdet.config import EfficientDetConfig, get_config
+from efficientdet.depthwise import SeparableConv2D
 
 FUSION_EPSILON = 1e-4  # arXiv 1911.09070 section 3.3
 CLASS_PRIOR = 0.01  # each class' probability at the start of training (arXiv 1708.02002 section 4.1)
@@ -121,7 +122,7 @@ def _bifpn_node(
     else:
         x = keras.layers.Add(name=f"{name}.fuse")(inputs)
     x = Swish(name=f"{name}.swish")(x)
-    make_convolution = keras.layers.SeparableConv2D if config.separable else keras.layers.Conv2D
+    make_convolution = SeparableConv2D if config.separable else keras.layers.Conv2D
     x = make_convolution(config.fpn_channels, 3, padding="same", name=f"{name}.conv")(x)
     return batch_norm(f"{name}.bn", config.bn_momentum)(x)
 
@@ -203,7 +204,7 @@ def _head_convolution(config: EfficientDetConfig, filters: int, bias: float, nam
     if config.architecture == "retinanet":
         initializers = {"kernel_initializer": keras.initializers.RandomNormal(stddev=retinanet.HEAD_STDDEV)}
     elif config.separable:
-        make = keras.layers.SeparableConv2D
+        make = SeparableConv2D
         initializers = dict.fromkeys(("depthwise_initializer", "pointwise_initializer"), "variance_scaling")
     constant = keras.initializers.Constant(bias)
     return make(filters, 3, padding="same", bias_initializer=constant, name=name, **initializers)

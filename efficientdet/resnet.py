@@ -9,6 +9,7 @@ from typing import NamedTuple
 import keras
 
 from common.layers import BatchNormalization
+from efficientdet.depthwise import DepthwiseConv2D
 
 
 class Depth(NamedTuple):
@@ -72,7 +73,7 @@ def convolution(
     common = {"strides": stride, "padding": padding, "use_bias": False, "name": name}
     if groups == 1:
         return keras.layers.Conv2D(filters, kernel, kernel_initializer=initializer, **common)(x)
-    return keras.layers.DepthwiseConv2D(kernel, depthwise_initializer=initializer, **common)(x)
+    return DepthwiseConv2D(kernel, depthwise_initializer=initializer, **common)(x)
 
 
 def pad_for_stride(x: keras.KerasTensor, kernel: int, name: str) -> keras.KerasTensor:
